@@ -1,0 +1,153 @@
+"""Every key of a run, with its unit and its reason. Other configs start from here and change a few lines.
+
+Fractions are in [0, 1], lengths in tokens, times in seconds, unless a key says otherwise. The defaults
+are the published recipe (arXiv 2609.08025) where it is public, ours where it is not; SPEC constants
+that are ours are marked so.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+
+def get_config(arg: str = "") -> ConfigDict:
+    """Returns the base config. `arg` takes no word here; a run config may."""
+    if arg:
+        raise ValueError(f"configs/base.py takes no argument, got {arg!r}")
+    config = ConfigDict()
+
+    config.seed = 0  # every draw's key starts from it
+    config.num_steps = 400  # optimiser steps (published: 400)
+    config.save_every = 50  # steps between checkpoints; the last step is always saved
+    config.keep_checkpoints = 2  # older ones are deleted
+    config.log_episodes = True  # write every episode's record (text, arrays, pictures)
+
+    config.data = _data()
+    config.prompt = _prompt()
+    config.model = _model()
+    config.rollout = _rollout()
+    config.search = _search()
+    config.reward = _reward()
+    config.grpo = _grpo()
+    config.optim = _optim()
+    config.eval = _eval()
+    config.pretrain = _pretrain()
+    return config
+
+
+def _data() -> ConfigDict:
+    c = ConfigDict()
+    c.name = "world"  # `world`: the embedded default; other names come with their builders
+    c.prompts_per_step = 32  # P, questions a step (published: 32)
+    c.draws_per_item = 1  # picture draws and paraphrases of each test item
+    c.picture_width_px = 84  # drawn canvas of the embedded world
+    c.picture_height_px = 56
+    return c
+
+
+def _prompt() -> ConfigDict:
+    c = ConfigDict()
+    c.agent_file = "svrl_jax/protocol/prompts/agent.txt"  # system message of the agent regime
+    c.direct_file = "svrl_jax/protocol/prompts/direct.txt"  # of the tool-free regime
+    return c
+
+
+def _model() -> ConfigDict:
+    c = ConfigDict()
+    c.folder = config_dict.placeholder(str)  # Hugging Face folder of the initial policy
+    c.param_dtype = "float32"  # master weights
+    return c
+
+
+def _rollout() -> ConfigDict:
+    c = ConfigDict()
+    c.group_size = 4  # G, episodes a question (published: 4; MMSearch-R1: 8)
+    c.temperature = 1.0  # log-probs are over raw logits / temperature; 0 is greedy
+    c.budget = 8124  # tokens of an episode, everything included (published)
+    c.max_turn_tokens = 2048  # sampled tokens of one turn; reaching it is `budget`
+    c.answer_reserve = 64  # room that must be left for an answer after tool text
+    c.max_image_searches = 1  # published
+    c.max_text_searches = 2  # published
+    c.num_queries = 5  # k, proposals of a text search (published)
+    c.query_choice = "random"  # which proposal runs: `random` (training) or `first`
+    c.lanes = 128  # rows that one decode program advances
+    c.slots = 128  # rows that hold a cache
+    c.decode_chunk = 8  # tokens decoded on the device between looks at the stop rule
+    c.cache_dtype = "float32"
+    c.tool_timeout_s = 30.0  # deadline of one tool call; then it counts as failed
+    return c
+
+
+def _search() -> ConfigDict:
+    c = ConfigDict()
+    c.image_top_k = 5  # items of an image search (published)
+    c.text_top_k = 5  # items of a text search (published)
+    c.image_items = "full"  # `full`: title, link, summary; `titles`: MMSearch-R1's form
+    c.show_links = True  # links are part of an item's text
+    c.summary_words = 120  # words of an offline summary, a window around the query's words
+    c.summary_tokens = 200  # and at most so many tokens
+    return c
+
+
+def _reward() -> ConfigDict:
+    c = ConfigDict()
+    c.scorer = "em"  # `em`, `em_published`, `sub_em`, `f1`
+    c.w_format = 0.1  # weight of r_format (published)
+    c.use_aware = True  # each factor can be switched off; the ablations do
+    c.use_count = True
+    c.use_qalign = True
+    c.use_salign = True
+    c.search_free_scale = 0.1  # lambda: r_aware of a searched search_free instance (published)
+    c.count_floor = 0.1  # eps of r_count (ours)
+    c.qalign_floor = 0.5  # r_qalign when every query is bad (ours)
+    c.salign_floor = 0.5  # r_salign when every mask entry is wrong (ours)
+    c.qalign_over = "executed"  # `executed` or `all` proposals
+    c.gate = True  # verification factors multiply r_acc; False only as an ablation
+    c.search_penalty = 0.0  # flat factor (1 - p) on r_acc if any tool was called (MMSearch-R1: 0.1)
+    c.drop_flagged = True  # episodes with a failed tool leave the group
+    c.drop_unanswered_oracle = True  # episodes whose oracle did not answer leave the group
+    c.min_alias_chars = 3  # rule oracle: shorter aliases do not count as evidence
+    c.search_free_source = "greedy"  # `greedy` pass of the initial policy, or `rate`
+    c.search_free_rate = 0.5  # t of `rate >= t`
+    c.search_free_samples = 4  # n of the tool-free success rate; 0 keeps the greedy label alone
+    return c
+
+
+def _grpo() -> ConfigDict:
+    c = ConfigDict()
+    c.objective = "dr_grpo"  # `dr_grpo`, `grpo`
+    c.clip_low = 0.2  # epsilon below
+    c.clip_high = 0.2  # epsilon above
+    c.kl_coef = 0.001  # beta of the k3 estimate to the frozen initial policy (published)
+    c.inner_steps = 1  # updates a batch of episodes
+    c.drop_equal_groups = False  # leave groups without spread out of the batch (their KL too)
+    c.equal_tolerance = 1e-6  # max - min of shaped rewards below which a group is equal
+    c.importance_cap = 0.0  # truncated importance weight's cap; 0 turns it off
+    c.microbatch_rows = 32  # rows of one gradient program; the result does not depend on it
+    c.length_buckets = (8192,)  # padded row lengths; the result does not depend on them
+    return c
+
+
+def _optim() -> ConfigDict:
+    c = ConfigDict()
+    c.learning_rate = 2e-6  # published
+    c.warmup_steps = 0
+    c.weight_decay = 0.0
+    c.b1 = 0.9
+    c.b2 = 0.95
+    c.clip_norm = 1.0  # global gradient norm
+    return c
+
+
+def _eval() -> ConfigDict:
+    c = ConfigDict()
+    c.every = 0  # steps between evaluations during training; 0: only at the end
+    c.splits = ("test", "ood")
+    c.modes = ("sampled", "greedy")  # temperature 1, temperature 0
+    c.query_choice = "first"  # which proposal runs at evaluation
+    c.num_items = 0  # 0: all
+    return c
+
+
+def _pretrain() -> ConfigDict:
+    c = ConfigDict()
+    c.out = "svrl_jax/data/quickstart"  # folder of the initial policy
+    return c
