@@ -1,0 +1,114 @@
+"""The parts both towers are made of: linear map, RMS norm, gated MLP, and a stack of equal layers.
+
+Parameters keep the checkpoint's names and shapes (`weight` is [out, in]), with a leading layer axis
+inside a stack, so that loading is copying. Source: transformers 5.24 modeling_qwen2_5_vl.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+class Linear(nnx.Module):
+    """y = x weight^T (+ bias); weight float[out, in], bias float[out]."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        std: float,
+        rngs: nnx.Rngs,
+        param_dtype: Any,
+    ):
+        shape = (out_features, in_features)
+        self.weight = nnx.Param((std * jax.random.normal(rngs.params(), shape)).astype(param_dtype))
+        self.bias = nnx.Param(jnp.zeros((out_features,), param_dtype)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps float[..., in] to float[..., out] in x's dtype."""
+        y = jnp.einsum("...i,oi->...o", x, self.weight[...].astype(x.dtype))
+        return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """x / sqrt(mean(x^2) + eps) * weight; the statistics in float32."""
+
+    def __init__(self, size: int, *, eps: float, param_dtype: Any):
+        self.weight = nnx.Param(jnp.ones((size,), param_dtype))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises the last axis; keeps x's dtype."""
+        wide = x.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return (wide * scale).astype(x.dtype) * self.weight[...].astype(x.dtype)
+
+
+class MLP(nnx.Module):
+    """down_proj(silu(gate_proj(x)) * up_proj(x))."""
+
+    def __init__(
+        self,
+        size: int,
+        inner: int,
+        *,
+        bias: bool,
+        std: float,
+        rngs: nnx.Rngs,
+        param_dtype: Any,
+    ):
+        kind = {"bias": bias, "std": std, "rngs": rngs, "param_dtype": param_dtype}
+        self.gate_proj = Linear(size, inner, **kind)
+        self.up_proj = Linear(size, inner, **kind)
+        self.down_proj = Linear(inner, size, **kind)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps float[..., D] to float[..., D]."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
+    """Builds `count` layers as one module whose parameters have a leading layer axis."""
+
+    @nnx.split_rngs(splits=count)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def build(rngs: nnx.Rngs) -> nnx.Module:
+        return make(rngs)
+
+    return build(rngs)
+
+
+def scan_layers(
+    layers: nnx.Module,
+    step: Callable[[nnx.Module, Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any = None,
+    *,
+    remat: bool = False,
+) -> tuple[Any, Any]:
+    """Runs a stack of layers one after another, compiled once.
+
+    Args:
+      layers: made by `stack_layers`.
+      step: (one layer, carry, x) -> (carry, y).
+      xs: pytree of per-layer values, leading layer axis; or None.
+      remat: recompute a layer's insides in the backward pass instead of keeping them.
+    Returns:
+      (carry, ys) as jax.lax.scan.
+    """
+    graphdef, params = nnx.split(layers)
+
+    def body(carry, inputs):
+        params, x = inputs
+        return step(nnx.merge(graphdef, params), carry, x)
+
+    if remat:
+        body = jax.checkpoint(body, prevent_cse=False)
+    return jax.lax.scan(body, carry, (params, xs))

@@ -1,0 +1,134 @@
+"""Ids, positions and pictures -> hidden states and logits: Qwen2.5-VL, both towers joined.
+
+Source: transformers 5.24 models/qwen2_5_vl/modeling_qwen2_5_vl.py. The module splits into a static
+graph and a parameter tree (`nnx.split(model)`), which is what jitted functions take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from svrl_jax.models.qwen_vl.config import QwenVLConfig
+from svrl_jax.models.qwen_vl.layers import Linear
+from svrl_jax.models.qwen_vl.text import KVCache, TextTower
+from svrl_jax.models.qwen_vl.vision import VisionPlan, VisionTower
+
+
+class QwenVL(nnx.Module):
+    """visual, language_model, and lm_head where the head is not tied to the embeddings."""
+
+    def __init__(self, config: QwenVLConfig, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32):
+        text = config.text_config
+        self.config = config
+        self.visual = VisionTower(config.vision_config, rngs=rngs, param_dtype=param_dtype)
+        self.language_model = TextTower(text, rngs=rngs, param_dtype=param_dtype)
+        self.lm_head = (
+            None
+            if config.tie_word_embeddings
+            else Linear(
+                text.hidden_size,
+                text.vocab_size,
+                bias=False,
+                std=text.initializer_range,
+                rngs=rngs,
+                param_dtype=param_dtype,
+            )
+        )
+
+    def encode_images(
+        self, pixel_values: jax.Array, plan: VisionPlan, *, remat: bool = False
+    ) -> jax.Array:
+        """Maps float32[L, C] to float[M, D], one row a merged cell (see VisionTower)."""
+        return self.visual(pixel_values, plan, remat=remat)
+
+    def __call__(
+        self,
+        ids: jax.Array,
+        positions: jax.Array,
+        group_id: jax.Array,
+        branch_id: jax.Array,
+        image_embeds: jax.Array | None = None,
+        image_index: jax.Array | None = None,
+        *,
+        remat: bool = False,
+    ) -> jax.Array:
+        """One pass over whole rows.
+
+        Args:
+          ids: int32[B, T].
+          positions: int32[3, B, T].
+          group_id, branch_id: int32[B, T]; group -1 is padding. See attention.attention_mask.
+          image_embeds: float[M, D] from encode_images, or None for text alone.
+          image_index: int32[B, T], row of image_embeds at image tokens, -1 elsewhere. Needed with
+            image_embeds (`default_image_index` makes it).
+          remat: recompute each layer in the backward pass.
+        Returns:
+          float[B, T, D] after the final norm, in the parameters' dtype. Meaningless on padding.
+        """
+        embeds = self._embed(ids, image_embeds, image_index)
+        return self.language_model(embeds, positions, group_id, branch_id, remat=remat)
+
+    def extend(
+        self,
+        ids: jax.Array,
+        positions: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        starts: jax.Array,
+        image_embeds: jax.Array | None = None,
+        image_index: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Appends T tokens a row to a cache; T = 1 is a decode step.
+
+        Args:
+          ids: int32[B, T].
+          positions: int32[3, B, T].
+          k, v: float[layers, B, S, K, H].
+          starts: int32[B], cache index of each row's first new token; starts + T <= S is the
+            caller's care. Entries behind a row's real length are overwritten by later calls.
+          image_embeds, image_index: as in a call.
+        Returns:
+          (hidden float[B, T, D], k, v). Token i of a row saw the keys at index <= starts + i.
+        """
+        embeds = self._embed(ids, image_embeds, image_index)
+        hidden, cache = self.language_model.extend(embeds, positions, KVCache(k, v), starts)
+        return hidden, cache.k, cache.v
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Maps float[..., D] to float32[..., V], raw; unused rows of V included."""
+        if self.lm_head is None:
+            weight = self.language_model.embed_tokens.weight
+        else:
+            weight = self.lm_head.weight
+        weight = weight[...].astype(hidden.dtype)
+        return jnp.einsum("...d,vd->...v", hidden, weight, preferred_element_type=jnp.float32)
+
+    def _embed(
+        self, ids: jax.Array, image_embeds: jax.Array | None, image_index: jax.Array | None
+    ) -> jax.Array:
+        if (image_embeds is None) != (image_index is None):
+            raise ValueError("image_embeds and image_index come together or not at all")
+        embeds = self.language_model.embed_tokens(ids)
+        if image_embeds is None:
+            return embeds
+        features = jnp.take(image_embeds, jnp.maximum(image_index, 0), axis=0, mode="clip")
+        return jnp.where((image_index >= 0)[..., None], features.astype(embeds.dtype), embeds)
+
+
+def default_image_index(ids: np.ndarray, image_token_id: int) -> np.ndarray:
+    """Feature row of each image token when pictures are in reading order, row by row.
+
+    Args:
+      ids: int[B, T] (or [T]).
+    Returns:
+      int32, same shape: 0, 1, 2, ... over the image tokens, -1 elsewhere.
+    """
+    ids = np.asarray(ids)
+    is_image = ids == image_token_id
+    count = np.cumsum(is_image.reshape(-1)).reshape(ids.shape) - 1
+    return np.where(is_image, count, -1).astype(np.int32)

@@ -1,0 +1,211 @@
+"""Token embeddings and positions -> final hidden states: the text tower, with and without a cache.
+
+Source: transformers 5.24 models/qwen2_5_vl/modeling_qwen2_5_vl.py (`Qwen2_5_VLTextModel`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from svrl_jax.models.qwen_vl.attention import attend, attention_mask, cache_mask
+from svrl_jax.models.qwen_vl.config import QwenVLConfig, TextConfig
+from svrl_jax.models.qwen_vl.layers import MLP, Linear, RMSNorm, scan_layers, stack_layers
+from svrl_jax.models.qwen_vl.rope import rotate, text_rope
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Keys (already rotated) and values of every layer; float[layers, slots, S, K, H] each."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+def init_cache(config: QwenVLConfig, slots: int, length: int, dtype: Any = jnp.float32) -> KVCache:
+    """Returns an empty cache of `slots` rows with room for `length` tokens each."""
+    text = config.text_config
+    shape = (text.num_hidden_layers, slots, length, text.num_key_value_heads, text.head_dim)
+    return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+class Embedding(nnx.Module):
+    """Rows of float[V, D] by token id."""
+
+    def __init__(self, count: int, size: int, *, std: float, rngs: nnx.Rngs, param_dtype: Any):
+        weight = std * jax.random.normal(rngs.params(), (count, size))
+        self.weight = nnx.Param(weight.astype(param_dtype))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Maps int32[...] to float[..., D]."""
+        return jnp.take(self.weight[...], ids, axis=0, mode="clip")
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with biased q, k, v and rotary positions."""
+
+    def __init__(self, config: TextConfig, *, rngs: nnx.Rngs, param_dtype: Any):
+        size, width = config.hidden_size, config.head_dim
+        kind = {"std": config.initializer_range, "rngs": rngs, "param_dtype": param_dtype}
+        self.head_dim = width
+        self.q_proj = Linear(size, config.num_attention_heads * width, bias=True, **kind)
+        self.k_proj = Linear(size, config.num_key_value_heads * width, bias=True, **kind)
+        self.v_proj = Linear(size, config.num_key_value_heads * width, bias=True, **kind)
+        self.o_proj = Linear(config.num_attention_heads * width, size, bias=False, **kind)
+
+    def project(
+        self, x: jax.Array, cos: jax.Array, sin: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Maps float[B, T, D] to rotated q [B, T, N, H], rotated k and v [B, T, K, H]."""
+        heads = (*x.shape[:-1], -1, self.head_dim)
+        q = rotate(self.q_proj(x).reshape(heads), cos, sin)
+        k = rotate(self.k_proj(x).reshape(heads), cos, sin)
+        return q, k, self.v_proj(x).reshape(heads)
+
+    def output(self, attended: jax.Array) -> jax.Array:
+        """Maps float[B, T, N, H] to float[B, T, D]."""
+        return self.o_proj(attended.reshape(*attended.shape[:-2], -1))
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm attention and MLP, each added to its input."""
+
+    def __init__(self, config: TextConfig, *, rngs: nnx.Rngs, param_dtype: Any):
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(size, eps=eps, param_dtype=param_dtype)
+        self.self_attn = Attention(config, rngs=rngs, param_dtype=param_dtype)
+        self.post_attention_layernorm = RMSNorm(size, eps=eps, param_dtype=param_dtype)
+        self.mlp = MLP(
+            size,
+            config.intermediate_size,
+            bias=False,
+            std=config.initializer_range,
+            rngs=rngs,
+            param_dtype=param_dtype,
+        )
+
+    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, mask: jax.Array) -> jax.Array:
+        """Maps float[B, T, D] to float[B, T, D] under bool[B, T, T]."""
+        q, k, v = self.self_attn.project(self.input_layernorm(x), cos, sin)
+        x = x + self.self_attn.output(attend(q, k, v, mask))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def extend(
+        self,
+        x: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        mask: jax.Array,
+        cache: KVCache,
+        layer: jax.Array,
+        starts: jax.Array,
+    ) -> tuple[jax.Array, KVCache]:
+        """As a call, but writes the new keys and values into layer `layer` of the cache first.
+
+        Args:
+          x: float[B, T, D].
+          mask: bool[B, T, S].
+          cache: the whole cache, float[layers, B, S, K, H].
+        """
+        q, k, v = self.self_attn.project(self.input_layernorm(x), cos, sin)
+        cache = KVCache(_write(cache.k, k, layer, starts), _write(cache.v, v, layer, starts))
+        keys = cache.k[layer].astype(x.dtype)  # [B, S, K, H]
+        values = cache.v[layer].astype(x.dtype)
+        x = x + self.self_attn.output(attend(q, keys, values, mask))
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
+
+
+class TextTower(nnx.Module):
+    """embed_tokens, layers (stacked), norm."""
+
+    def __init__(self, config: TextConfig, *, rngs: nnx.Rngs, param_dtype: Any):
+        self.config = config
+        self.embed_tokens = Embedding(
+            config.vocab_size,
+            config.hidden_size,
+            std=config.initializer_range,
+            rngs=rngs,
+            param_dtype=param_dtype,
+        )
+        self.layers = stack_layers(
+            lambda rngs: DecoderLayer(config, rngs=rngs, param_dtype=param_dtype),
+            config.num_hidden_layers,
+            rngs,
+        )
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, param_dtype=param_dtype)
+
+    def __call__(
+        self,
+        embeds: jax.Array,
+        positions: jax.Array,
+        group_id: jax.Array,
+        branch_id: jax.Array,
+        *,
+        remat: bool = False,
+    ) -> jax.Array:
+        """Maps float[B, T, D] to float[B, T, D], after the final norm.
+
+        Args:
+          positions: int32[3, B, T].
+          group_id, branch_id: int32[B, T], see `attention_mask`.
+          remat: recompute each layer in the backward pass.
+        """
+        mask = attention_mask(group_id, branch_id, group_id, branch_id)
+        cos, sin = self._angles(positions)
+
+        def step(layer, x, _):
+            return layer(x, cos, sin, mask), None
+
+        hidden, _ = scan_layers(self.layers, step, embeds, remat=remat)
+        return self.norm(hidden)
+
+    def extend(
+        self, embeds: jax.Array, positions: jax.Array, cache: KVCache, starts: jax.Array
+    ) -> tuple[jax.Array, KVCache]:
+        """Appends T tokens a row to the cache.
+
+        Args:
+          embeds: float[B, T, D].
+          positions: int32[3, B, T].
+          cache: B slots; starts: int32[B], each row's first free index.
+        Returns:
+          (hidden float[B, T, D] after the final norm, the cache with the new entries).
+        """
+        mask = cache_mask(starts, embeds.shape[1], cache.k.shape[2])
+        cos, sin = self._angles(positions)
+
+        # The cache is carried, not scanned over: scanning would copy each layer in and out again.
+        def step(layer, carry, index):
+            x, cache = carry
+            return layer.extend(x, cos, sin, mask, cache, index, starts), None
+
+        numbers = jnp.arange(self.config.num_hidden_layers)
+        (hidden, cache), _ = scan_layers(self.layers, step, (embeds, cache), numbers)
+        return self.norm(hidden), cache
+
+    def _angles(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return text_rope(positions, self.config.mrope_section, self.config.rope_theta)
+
+
+def _write(cache: jax.Array, new: jax.Array, layer: jax.Array, starts: jax.Array) -> jax.Array:
+    """Writes new [B, T, K, H] at cache[layer, b, starts[b]:starts[b] + T], in place under jit."""
+    rows = jnp.arange(new.shape[0])
+    where = jnp.stack([jnp.full_like(rows, layer), rows, starts], axis=-1)  # [B, 3]
+    return jax.lax.scatter(
+        cache,
+        where,
+        new.astype(cache.dtype),
+        jax.lax.ScatterDimensionNumbers(
+            update_window_dims=(1, 2, 3),
+            inserted_window_dims=(0, 1),
+            scatter_dims_to_operand_dims=(0, 1, 2),
+        ),
+        indices_are_sorted=True,
+        unique_indices=True,
+        mode=jax.lax.GatherScatterMode.CLIP,
+    )
