@@ -35,6 +35,8 @@ SOFT_VIOLATIONS = (
     "query_count",
     "reason_empty",
     "tag_in_reason",
+    "tag_in_action",
+    "text_between",
     "text_after_action",
 )
 HARD_VIOLATIONS = ("no_action", "reason_unclosed", "no_usable_query", "tool_not_allowed")
