@@ -1,7 +1,7 @@
 """Queries, keys, values and a mask -> attended values: plain attention as matrix products.
 
 One call serves training (masks from group and branch ids), cached decoding and both vision masks.
-Scores and softmax are float32 whatever the inputs' dtype: 16-bit scores overflow (CASES A-M4).
+Scores and softmax are float32 whatever the inputs' dtype: 16-bit scores overflow.
 """
 
 from __future__ import annotations

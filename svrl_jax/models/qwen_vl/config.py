@@ -188,7 +188,7 @@ def _read_vision(source: Mapping[str, Any]) -> VisionConfig:
         fields["in_channels"] = int(source["in_chans"])
     if "fullatt_block_indexes" in fields:
         # A layer number kept as text compares unequal to every integer and silently turns each
-        # layer into a windowed one (CASES A-M3).
+        # layer into a windowed one.
         fields["fullatt_block_indexes"] = tuple(int(i) for i in fields["fullatt_block_indexes"])
     rope = source.get("rope_parameters") or {}
     if "rope_theta" in rope:

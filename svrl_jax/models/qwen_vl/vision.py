@@ -278,8 +278,8 @@ def _attend_segments(qkv: jax.Array, segments: Segments) -> jax.Array:
 def _windows(grid: np.ndarray, merge: int, side: int) -> list[np.ndarray]:
     """Patch rows of each window of one picture, windows in raster order, cells too.
 
-    The reference pads by a whole empty window when the grid divides evenly and drops it afterwards
-    (CASES A-M2); here no empty window is made.
+     The reference pads by a whole empty window when the grid divides evenly and drops it afterwards
+    ; here no empty window is made.
     """
     grid_t, cells_h, cells_w = int(grid[0]), int(grid[1]) // merge, int(grid[2]) // merge
     cells = np.arange(grid_t * cells_h * cells_w).reshape(grid_t, cells_h, cells_w)
