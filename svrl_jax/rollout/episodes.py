@@ -1,0 +1,392 @@
+"""Tasks and prompts -> finished episodes: the loop between a policy and the search tools.
+
+This is the host's side: it knows turns, limits and the budget, and nothing of caches or devices. A
+policy turn is sampled; its text is read by the grammar; a search runs on a worker thread while
+other episodes go on; what it found is appended as the next non-policy turn.
+
+    prompt | turn 1 ... <|im_end|> \\n | <|im_start|>user \\n <information> ... | turn 2 ...
+    mask 0 |   1            0          |                 0                      |   1
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from svrl_jax import rng
+from svrl_jax.models.qwen_vl.config import QwenVLConfig
+from svrl_jax.protocol import parse, render
+from svrl_jax.rollout import tools as tools_lib
+from svrl_jax.rollout.policy import Request, SampledTurn, TurnSampler, TurnView
+from svrl_jax.rollout.transcript import Transcript
+from svrl_jax.types import Episode, ParsedTurn, Prompt, SearchItem, Task, ToolCall, Turn
+
+TURN_END = "<|im_end|>\n"  # what the chat template puts behind an assistant's turn
+NO_PIXELS = np.zeros((0, 0), np.float32)
+NO_GRIDS = np.zeros((0, 3), np.int32)
+
+
+def run_episodes(
+    tasks: Sequence[Task],
+    prompts: Sequence[Prompt],
+    policy: TurnSampler,
+    tools: tools_lib.Tools | None,
+    tokenizer,
+    model_config: QwenVLConfig,
+    rollout_config: ConfigDict,
+    search_config: ConfigDict,
+    *,
+    seed: int,
+    step: int,
+    group_size: int,
+    regime: str,
+    temperature: float,
+    query_choice: str,
+    policy_name: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[list[Episode]]:
+    """Runs `group_size` episodes of every task to their end.
+
+    Args:
+      tasks: [P].
+      prompts: [P], of the same tasks in the same order.
+      policy: what answers a turn.
+      tools: the searches; None only where the regime is `direct`.
+      tokenizer: encodes templates and tool text, decodes turns.
+      model_config: gives the position rule its picture token and merge size.
+      rollout_config, search_config: `config.rollout` and `config.search`.
+      seed, step: with the task, the sample and the turn they name every draw.
+      group_size: G, at least 1.
+      regime: `agent` or `direct` (no tools).
+      temperature: of the policy; 0 is greedy.
+      query_choice: which well-formed proposal runs: `random` (one drawn with the episode's own key)
+        or `first`.
+      policy_name: recorded in the episodes.
+      progress: called with (finished, total) whenever an episode ends.
+    Returns:
+      [P][G] episodes. Which slot or batch an episode ran in leaves no trace in it.
+    Raises:
+      ValueError: tasks and prompts do not belong together, or an unknown choice.
+    """
+    if [t.id for t in tasks] != [p.task_id for p in prompts]:
+        raise ValueError("prompts must be those of the tasks, in the same order")
+    if any(p.regime != regime for p in prompts):
+        raise ValueError(f"every prompt must be of the regime {regime!r}")
+    if query_choice not in ("random", "first"):
+        raise ValueError(f"query_choice must be 'random' or 'first', got {query_choice!r}")
+    rules = _Rules(
+        tokenizer=tokenizer,
+        rollout=rollout_config,
+        search=search_config,
+        seed=seed,
+        step=step,
+        regime=regime,
+        temperature=temperature,
+        query_choice=query_choice,
+        policy_name=policy_name,
+    )
+    running = _make_running(tasks, prompts, group_size, model_config, rules)
+    with tools_lib.ToolRunner(
+        tools, timeout_s=rollout_config.tool_timeout_s, workers=rollout_config.slots
+    ) as runner:
+        _run_all(running, policy, runner, rollout_config.slots, progress)
+    episodes = [one.finished() for one in running]
+    return [episodes[i : i + group_size] for i in range(0, len(episodes), group_size)]
+
+
+class StopRule:
+    """Where a turn ends: the token that completes an action in the *decoded* text, or an end id.
+
+    Tags are plain text, and their borders merge with neighbours into one token, so tags are never
+    looked for in ids. Every tag ends in `>`, which is one byte and so lies within one token: the
+    text is decoded at tokens that hold one.
+    """
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self._end_ids = frozenset(int(i) for i in tokenizer.eos_ids)
+        self._closes: dict[int, bool] = {}
+
+    def __call__(self, ids: Sequence[int], start: int = 0) -> tuple[int, str] | None:
+        """(number of tokens kept, `action` | `eos`), or None while the turn goes on.
+
+        Args:
+          ids: the turn's tokens so far.
+          start: tokens before it were looked at before and did not end the turn.
+        """
+        for i in range(start, len(ids)):
+            if ids[i] in self._end_ids:
+                return i + 1, "eos"
+            if self._may_close(ids[i]):
+                text = self._tokenizer.decode(ids[: i + 1])
+                if parse.action_end(text) is not None:
+                    return i + 1, "action"
+        return None
+
+    def _may_close(self, token_id: int) -> bool:
+        if token_id not in self._closes:
+            self._closes[token_id] = ">" in self._tokenizer.decode([token_id])
+        return self._closes[token_id]
+
+
+def information_ids(
+    tokenizer, item_texts: list[str], status: str
+) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """Tokens of the turn that carries a tool's result: (prefix, one array an item, suffix).
+
+    Prefix and suffix are our template, so special-token spellings in them become special tokens.
+    Items come from outside: `encode_plain` turns such spellings into ordinary characters.
+
+    Args:
+      item_texts: `render.render_items`' result, or fewer of them.
+      status: the call's status; `failed` and `empty` show a note, which counts as an item here.
+    """
+    prefix, texts, suffix = render.wrap_information(item_texts, status)
+    return (
+        tokenizer.encode(prefix),
+        [tokenizer.encode_plain(text) for text in texts],
+        tokenizer.encode(suffix),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rules:
+    """What all episodes of a call have in common."""
+
+    tokenizer: object
+    rollout: ConfigDict
+    search: ConfigDict
+    seed: int
+    step: int
+    regime: str
+    temperature: float
+    query_choice: str
+    policy_name: str
+
+    @property
+    def max_turns(self) -> int:
+        """Every allowed tool call, and the turn that answers or asks for one too many."""
+        return self.rollout.max_image_searches + self.rollout.max_text_searches + 1
+
+
+def _make_running(tasks, prompts, group_size, model_config, rules: _Rules) -> list[_Running]:
+    names = [(p, g) for p in range(len(tasks)) for g in range(group_size)]
+    hashes = [rng.task_hash(task.id) for task in tasks]
+    rows = [
+        (rules.seed, rules.step, hashes[p], g, turn, 0)
+        for p, g in names
+        for turn in range(rules.max_turns)
+    ]
+    keys = rng.turn_keys(rows).reshape(len(names), rules.max_turns, 2)
+    stop_rule = StopRule(rules.tokenizer)
+    return [
+        _Running(rules, tasks[p], prompts[p], g, p, keys[i], stop_rule, model_config)
+        for i, (p, g) in enumerate(names)
+    ]
+
+
+def _run_all(running, policy, runner, num_slots, progress) -> None:
+    """Moves every episode to its end: free slots are filled, turns sampled, tools waited for."""
+    queue = collections.deque(running)
+    free = collections.deque(range(num_slots))
+    sampling: dict[int, _Running] = {}  # by slot
+    waiting: dict[int, tuple[_Running, tools_lib.PendingCall]] = {}  # by slot
+    num_done = 0
+
+    def settle(slot, one):
+        """Sends an episode's next turn to the policy, or takes it off its slot if it is over."""
+        nonlocal num_done
+        if one.end_reason is None:
+            sampling[slot] = one
+            policy.submit(one.request(slot))
+            return
+        free.append(slot)
+        num_done += 1
+        if progress is not None:
+            progress(num_done, len(running))
+
+    while queue or sampling or waiting:
+        while queue and free:
+            settle(free.popleft(), queue.popleft())
+        for slot in [s for s, (_, call) in waiting.items() if call.is_over()]:
+            one, call = waiting.pop(slot)
+            one.add_tool_answer(call.answer())
+            settle(slot, one)
+        if sampling:
+            for sampled in policy.collect():
+                one = sampling.pop(sampled.slot)
+                one.add_turn(sampled)
+                if one.wanted_call is None:
+                    settle(sampled.slot, one)
+                else:
+                    waiting[sampled.slot] = (one, runner.start(*one.wanted_call, one.task))
+        elif waiting:
+            tools_lib.wait_for_any([call for _, call in waiting.values()])
+
+
+class _Running:
+    """One episode under way.
+
+    Attributes:
+      task: its question.
+      end_reason: None while it goes on.
+      wanted_call: (tool, query) to run next, or None.
+    """
+
+    def __init__(self, rules, task, prompt, sample, prompt_index, keys, stop_rule, model_config):
+        self.task: Task = task
+        self.end_reason: str | None = None
+        self.wanted_call: tuple[str, str] | None = None
+        self._rules: _Rules = rules
+        self._prompt: Prompt = prompt
+        self._sample = sample
+        self._prompt_index = prompt_index
+        self._keys = keys
+        self._stop_rule = stop_rule
+        self._transcript = Transcript(prompt, model_config)
+        self._turns: list[Turn] = []
+        self._num_sent = 0  # tokens that the policy's context holds
+        self._items: tuple[SearchItem, ...] = ()  # of the latest tool output
+        self._turn_end = rules.tokenizer.encode(TURN_END)
+        # A prompt without room for an answer is over before it begins; the record says so.
+        if self._room() < rules.rollout.answer_reserve:
+            self.end_reason = "budget"
+
+    def request(self, slot: int) -> Request:
+        """What the policy is asked next: the tokens it has not seen yet, then a turn."""
+        ids, positions = self._transcript.since(self._num_sent)
+        is_new = self._num_sent == 0
+        self._num_sent = len(self._transcript)
+        return Request(
+            slot=slot,
+            ids=ids,
+            positions=positions,
+            next_position=self._transcript.next_position,
+            pixel_values=self._prompt.pixel_values if is_new else NO_PIXELS,
+            image_grid_thw=self._prompt.image_grid_thw if is_new else NO_GRIDS,
+            key=self._keys[len(self._turns)],
+            temperature=self._rules.temperature,
+            max_new_tokens=min(self._rules.rollout.max_turn_tokens, self._room()),
+            is_new=is_new,
+            keep=self._stop_rule,
+            view=TurnView(self.task, self._rules.regime, tuple(self._turns), self._items),
+            share_key=self._prompt_index if is_new else None,
+        )
+
+    def add_turn(self, sampled: SampledTurn) -> None:
+        """Reads a sampled turn and decides what comes next: a tool call, or the end."""
+        start = len(self._transcript)
+        self._transcript.append_sampled(sampled.ids, sampled.logps)
+        self._num_sent = len(self._transcript)
+        had_end_id = sampled.ended == "eos"
+        text = self._rules.tokenizer.decode(sampled.ids[:-1] if had_end_id else sampled.ids)
+        parsed = parse.parse_turn(
+            text + sampled.tail,
+            num_queries=self._rules.rollout.num_queries,
+            items_to_verify=self._items_to_verify(),
+            regime=self._rules.regime,
+            # What the stopping token brought along behind the tag is no violation; a tail is.
+            ended=sampled.ended == "action" and not sampled.tail,
+        )
+        self._transcript.append_environment(
+            self._rules.tokenizer.encode("\n") if had_end_id else self._turn_end
+        )
+        self._turns.append(
+            Turn(
+                text=text,
+                start=start,
+                stop=start + len(sampled.ids),
+                end=len(self._transcript),
+                parsed=parsed,
+                items_to_verify=self._items_to_verify(),
+            )
+        )
+        self._decide(parsed, sampled.ended)
+
+    def add_tool_answer(self, answer: tools_lib.ToolAnswer) -> None:
+        """Appends what a tool found, as far as it fits, or ends the episode for want of room."""
+        tool, query = self.wanted_call
+        self.wanted_call = None
+        texts = render.render_items(tool, answer.items, self._rules.search)
+        prefix, items, suffix = information_ids(self._rules.tokenizer, texts, answer.status)
+        room = self._room() - self._rules.rollout.answer_reserve - len(prefix) - len(suffix)
+        num_shown = int(np.sum(np.cumsum([len(ids) for ids in items]) <= room))
+        # Items leave from the last one on, whole; a note (no items at all) fits or does not.
+        if num_shown == 0:
+            self.end_reason = "budget"
+        else:
+            self._transcript.append_environment(
+                np.concatenate([prefix, *items[:num_shown], suffix])
+            )
+        self._items = answer.items[:num_shown]
+        self._turns[-1] = dataclasses.replace(
+            self._turns[-1],
+            end=len(self._transcript),
+            call=ToolCall(
+                tool=tool,
+                query=query,
+                items=self._items,
+                status=answer.status,
+                error=answer.error,
+                num_found=len(answer.items),
+                seconds=answer.seconds,
+            ),
+        )
+
+    def finished(self) -> Episode:
+        """The record of an episode that is over."""
+        rules = self._rules
+        return Episode(
+            task_id=self.task.id,
+            step=rules.step,
+            sample=self._sample,
+            seed=rules.seed,
+            policy=rules.policy_name,
+            regime=rules.regime,
+            prompt_length=len(self._prompt.ids),
+            turns=tuple(self._turns),
+            end_reason=self.end_reason,
+            answer=self._turns[-1].parsed.answer if self.end_reason == "answered" else None,
+            temperature=rules.temperature,
+            **self._transcript.arrays(),
+        )
+
+    def _room(self) -> int:
+        """Tokens that a turn may take now, if its end is to fit behind it."""
+        return self._rules.rollout.budget - len(self._transcript) - len(self._turn_end)
+
+    def _items_to_verify(self) -> int | None:
+        return len(self._items) if any(t.call for t in self._turns) else None
+
+    def _decide(self, parsed: ParsedTurn, ended: str) -> None:
+        if ended == "length":
+            self.end_reason = "budget"
+        elif parsed.is_hard:
+            self.end_reason = "malformed"
+        elif parsed.action == "answer":
+            self.end_reason = "answered"
+        elif self._is_over_limit(parsed.action):
+            self.end_reason = "tool_limit"
+        elif parsed.action == "image_search":
+            self.wanted_call = ("image_search", "")
+        else:
+            self.wanted_call = ("text_search", self._choose_query(parsed.proposals))
+
+    def _is_over_limit(self, tool: str) -> bool:
+        limits = {
+            "image_search": self._rules.rollout.max_image_searches,
+            "text_search": self._rules.rollout.max_text_searches,
+        }
+        made = sum(t.call is not None and t.call.tool == tool for t in self._turns)
+        return made >= limits[tool]
+
+    def _choose_query(self, proposals: tuple[str, ...]) -> str:
+        if self._rules.query_choice == "first":
+            return proposals[0]
+        turn = len(self._turns) - 1
+        draw = rng.host_rng(self._rules.seed, self._rules.step, self.task.id, self._sample, turn)
+        return proposals[int(draw.integers(len(proposals)))]

@@ -1,0 +1,131 @@
+"""Logits -> drawn token ids and their log-probs.
+
+One uniform number a row is turned into a token in two levels: the probability mass is summed over
+blocks of about sqrt(V) tokens, the block that the number falls into is found, then the token inside
+it. A Gumbel draw needs V random numbers a row, and a cumulative sum over V is slow on every
+backend; this needs neither.
+
+The log-prob that comes with a token is always that of the *sampler's convention*: raw logits over
+the temperature, banned ids masked, before any truncation by top_k or top_p. The trainer computes
+the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+def draw_tokens(
+    logits: jax.Array,
+    keys: jax.Array,
+    positions: jax.Array,
+    temperature: jax.Array,
+    banned: jax.Array,
+    *,
+    top_k: int = 0,
+    top_p: float = 1.0,
+) -> tuple[jax.Array, jax.Array]:
+    """Draws one token a row with the key `fold_in(keys[b], positions[b])`.
+
+    Args:
+      logits: float32[B, V], raw.
+      keys: uint32[B, 2], key data of each row's turn (`rng.turn_keys`).
+      positions: int32[B], index of the drawn token in its episode.
+      temperature: float32[B]; 0 takes the likeliest token, whose log-prob is then that of the raw
+        distribution (temperature 1), so that it stays finite and comparable.
+      banned: bool[V], ids that are never drawn and carry no probability.
+      top_k: only the k likeliest tokens can be drawn; 0 turns it off (the default: never greedy by
+        accident).
+      top_p: only tokens with less than this mass before them (likeliest first) can be drawn; 1
+        turns it off.
+    Returns:
+      ids int32[B] and log-probs float32[B] (natural log, under softmax(logits / temperature)
+      without the banned ids; top_k and top_p do not change them).
+    Raises:
+      ValueError: top_k < 0, or top_p outside (0, 1].
+    """
+    if top_k < 0 or not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_k must be >= 0 and top_p in (0, 1]; got {top_k} and {top_p}")
+    is_greedy = temperature <= 0.0
+    scaled = masked_logits(logits, temperature, banned)  # [B, V]
+    top = scaled.max(-1, keepdims=True)
+    mass = jnp.exp(scaled - top)  # [B, V], 1 at the likeliest token, exactly 0 at banned ids
+    if top_k or top_p < 1.0:
+        drawable = truncate(mass, top_k=top_k, top_p=top_p)
+    else:
+        drawable = mass
+    uniform = jax.vmap(_uniform)(keys, positions)
+    drawn = draw_from_mass(drawable, uniform)
+    # The first of the likeliest; argmax is several times slower on a CPU.
+    likeliest = jnp.where(scaled == top, jnp.arange(scaled.shape[-1]), scaled.shape[-1]).min(-1)
+    ids = jnp.where(is_greedy, likeliest, drawn).astype(jnp.int32)
+    chosen = jnp.take_along_axis(scaled, ids[:, None], axis=-1)[:, 0]
+    return ids, chosen - top[:, 0] - jnp.log(mass.sum(-1))
+
+
+def masked_logits(logits: jax.Array, temperature: jax.Array, banned: jax.Array) -> jax.Array:
+    """float32[B, V]: logits over the temperature (1 where it is 0), -inf at banned ids."""
+    divisor = jnp.where(temperature <= 0.0, 1.0, temperature)[:, None]
+    return jnp.where(banned, -jnp.inf, logits.astype(jnp.float32) / divisor)
+
+
+def draw_from_mass(mass: jax.Array, uniform: jax.Array) -> jax.Array:
+    """Turns one uniform number a row into an index, with probability proportional to `mass`.
+
+    Args:
+      mass: float32[B, V], >= 0, not all zero in any row; need not sum to 1.
+      uniform: float32[B], in [0, 1).
+    Returns:
+      int32[B]; an entry of zero mass is never returned.
+    """
+    rows, size = mass.shape
+    width = math.isqrt(max(1, size - 1)) + 1
+    count = -(-size // width)
+    padded = jnp.pad(mass, ((0, 0), (0, count * width - size)))
+    blocks = padded.reshape(rows, count, width)
+    ends = jnp.cumsum(blocks.sum(-1), axis=-1)  # [B, count]
+    # Scaled by the total as it was summed, not by 1: rounding leaves no gap at the end.
+    target = uniform * ends[:, -1]
+    block = _first_above(ends, target)
+    before = jnp.where(
+        block > 0, jnp.take_along_axis(ends, jnp.maximum(block - 1, 0)[:, None], -1)[:, 0], 0.0
+    )
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # [B, width]
+    index = _first_above(jnp.cumsum(inside, axis=-1), target - before)
+    return block * width + index
+
+
+def truncate(mass: jax.Array, *, top_k: int, top_p: float) -> jax.Array:
+    """float32[B, V]: `mass`, 0 outside the top_k likeliest (0: off) or the top_p nucleus (1: off).
+
+    A token is kept while the mass *before* it, likeliest first, is less than top_p of the total, so
+    the one that crosses the border is kept and the likeliest always is. Equal masses keep the lower
+    id.
+    """
+    order = jnp.argsort(-mass, axis=-1, stable=True)
+    ranked = jnp.take_along_axis(mass, order, axis=-1)
+    share = ranked / ranked.sum(-1, keepdims=True)
+    kept = jnp.cumsum(share, axis=-1) - share < top_p if top_p < 1.0 else jnp.ones_like(share, bool)
+    if top_k:
+        kept &= jnp.arange(mass.shape[-1]) < top_k
+    kept = jnp.take_along_axis(kept, jnp.argsort(order, axis=-1), axis=-1)
+    return jnp.where(kept, mass, 0.0)
+
+
+def _uniform(key_data: jax.Array, position: jax.Array) -> jax.Array:
+    key = jax.random.fold_in(jax.random.wrap_key_data(key_data), position)
+    return jax.random.uniform(key, dtype=jnp.float32)
+
+
+def _first_above(ends: jax.Array, target: jax.Array) -> jax.Array:
+    """int32[B]: first index whose running sum is above the target, never one that added no mass.
+
+    Example: ends [0, .2, .2, 1.], target .2 -> 3; target 0 -> 1; target 1 (rounding) -> 3.
+    """
+    target = jnp.maximum(target, 0.0)  # `target - before` may come out as a tiny negative number
+    index = (ends <= target[:, None]).sum(-1)
+    last = (ends < ends[:, -1:]).sum(-1)  # the first place that reaches the total: it added mass
+    return jnp.minimum(index, last).astype(jnp.int32)

@@ -1,0 +1,192 @@
+"""Requests -> sampled turns with our own model: which slots are prefilled and decoded when.
+
+Continuous: a finished turn frees its lane at once, and the next context takes it, while the
+others go on decoding. Which requests share a program changes nothing but rounding, since a draw's
+key depends on its episode, turn and position only.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from svrl_jax.models.qwen_vl.config import QwenVLConfig
+from svrl_jax.models.qwen_vl.model import QwenVL
+from svrl_jax.rollout.engine import Append, Engine, Lane
+from svrl_jax.rollout.policy import Request, SampledTurn
+
+ENOUGH_TO_PREFILL = 8  # requests that are worth a prefill program while others decode ...
+PATIENCE = 2  # ... and decode calls after which fewer are
+
+
+@dataclasses.dataclass
+class _Active:
+    """A turn being sampled: its first token's index and what was drawn so far."""
+
+    request: Request
+    start: int
+    ids: list[int] = dataclasses.field(default_factory=list)
+    logps: list[float] = dataclasses.field(default_factory=list)
+
+
+class EnginePolicy:
+    """A `TurnSampler` over an `Engine`.
+
+    Args:
+      model: structure and first parameters.
+      banned: ids that are never drawn (`banned_ids`); the trainer must be given the same.
+      config: `config.rollout` (slots, lanes, budget, decode_chunk, cache_dtype).
+    """
+
+    def __init__(self, model: QwenVL, banned: Sequence[int], config: ConfigDict):
+        is_banned = np.zeros(model.config.text_config.vocab_size, bool)
+        is_banned[list(banned)] = True
+        self.engine = Engine(
+            model,
+            banned=is_banned,
+            slots=config.slots,
+            lanes=config.lanes,
+            capacity=config.budget,
+            decode_chunk=config.decode_chunk,
+            cache_dtype=config.cache_dtype,
+        )
+        self._pending: collections.deque[Request] = collections.deque()
+        self._ready: collections.deque[_Active] = collections.deque()
+        self._active: list[_Active] = []
+        self._num_waited = 0
+
+    def set_params(self, params: nnx.State) -> None:
+        """Samples from these parameters from now on.
+
+        Raises:
+          ValueError: turns are still queued; they would mix two policies.
+        """
+        if self._pending or self._ready or self._active:
+            raise ValueError("set_params while turns are queued; collect them first")
+        self.engine.set_params(params)
+
+    def submit(self, request: Request) -> None:
+        """Queues one turn.
+
+        Raises:
+          ValueError: no room for the turn in the slot, or nothing to append.
+        """
+        held = 0 if request.is_new else int(self.engine.lengths[request.slot])
+        if held + len(request.ids) + request.max_new_tokens > self.engine.capacity:
+            raise ValueError(
+                f"slot {request.slot}: {held} tokens held, {len(request.ids)} new and up to "
+                f"{request.max_new_tokens} sampled are more than {self.engine.capacity}"
+            )
+        if not len(request.ids) or request.max_new_tokens < 1:
+            raise ValueError("a request appends at least one token and samples at least one")
+        self._pending.append(request)
+
+    def collect(self) -> list[SampledTurn]:
+        """Runs until at least one queued turn is finished; [] only if none is queued."""
+        while self._pending or self._ready or self._active:
+            self._fill_lanes()
+            ids, logps = self.engine.decode([_lane(one) for one in self._active])
+            finished = []
+            for one, row_ids, row_logps in zip(self._active, ids, logps, strict=True):
+                turn = self._advance(one, row_ids, row_logps)
+                if turn is not None:
+                    finished.append(turn)
+            if finished:
+                done = {turn.slot for turn in finished}
+                self._active = [one for one in self._active if one.request.slot not in done]
+                return finished
+        return []
+
+    def _fill_lanes(self) -> None:
+        """Gives free lanes to contexts that are ready, and makes pending ones ready if need be."""
+        free = self.engine.lanes - len(self._active)
+        short = free - len(self._ready)
+        if short > 0 and self._pending:
+            # A prefill for one or two rows costs as much as for eight: wait a little for more.
+            self._num_waited += 1
+            is_enough = len(self._pending) >= min(short, ENOUGH_TO_PREFILL)
+            if is_enough or self._num_waited > PATIENCE or not (self._active or self._ready):
+                self._prefill()
+                self._num_waited = 0
+        while self._ready and len(self._active) < self.engine.lanes:
+            self._active.append(self._ready.popleft())
+
+    def _prefill(self) -> None:
+        """Appends every pending request's tokens; a shared prompt once, then copied."""
+        batch, self._pending = list(self._pending), collections.deque()
+        leaders: dict[object, Request] = {}
+        followers: dict[int, list[int]] = collections.defaultdict(list)
+        appends = []
+        for request in batch:
+            if request.is_new:
+                self.engine.clear(request.slot)
+            if request.is_new and request.share_key is not None:
+                leader = leaders.setdefault(request.share_key, request)
+                if leader is not request:
+                    followers[leader.slot].append(request.slot)
+                    continue
+            appends.append(
+                Append(
+                    slot=request.slot,
+                    ids=request.ids,
+                    positions=request.positions,
+                    pixel_values=request.pixel_values,
+                    image_grid_thw=request.image_grid_thw,
+                )
+            )
+        self.engine.append(appends)
+        for source, targets in followers.items():
+            self.engine.copy(source, targets)
+        for request in batch:
+            self._ready.append(_Active(request, int(self.engine.lengths[request.slot])))
+
+    def _advance(self, one: _Active, ids: np.ndarray, logps: np.ndarray) -> SampledTurn | None:
+        """Adds a chunk to a turn; returns it if it is finished, the overshoot undone."""
+        request, seen = one.request, len(one.ids)
+        room = request.max_new_tokens - seen
+        one.ids += ids[:room].tolist()
+        one.logps += logps[:room].tolist()
+        stop = request.keep(one.ids, seen)
+        if stop is None and len(one.ids) < request.max_new_tokens:
+            return None
+        count, ended = (len(one.ids), "length") if stop is None else stop
+        self.engine.truncate(request.slot, one.start + count)
+        return SampledTurn(
+            slot=request.slot,
+            ids=np.asarray(one.ids[:count], np.int32),
+            logps=np.asarray(one.logps[:count], np.float32),
+            ended=ended,
+        )
+
+
+def banned_ids(config: QwenVLConfig, num_used: int) -> tuple[int, ...]:
+    """Ids that no policy may write: picture tokens, and rows of the vocabulary without a text.
+
+    Sampler and trainer leave the same ids out of the softmax, or their log-probs differ.
+
+    Args:
+      num_used: `len(tokenizer)`; the model's head may have more rows.
+    """
+    pictures = {
+        config.image_token_id,
+        config.video_token_id,
+        config.vision_start_token_id,
+        config.vision_end_token_id,
+    }
+    size = config.text_config.vocab_size
+    return tuple(sorted({i for i in pictures if i < num_used} | set(range(num_used, size))))
+
+
+def _lane(one: _Active) -> Lane:
+    request = one.request
+    return Lane(
+        slot=request.slot,
+        next_position=request.next_position + len(one.ids),
+        key=request.key,
+        temperature=request.temperature,
+    )
