@@ -66,9 +66,16 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     """
     batch, length, num_heads, width = q.shape
     num_kv = k.shape[2]
-    q = q.reshape(batch, length, num_kv, num_heads // num_kv, width) * width**-0.5
-    scores = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores, MASKED_SCORE)
+    shared = num_heads // num_kv
+    # Laid out as plain batched matrix products, and masked by adding: on CPU faster than an einsum
+    # over [B, T, K, G, H] with a select.
+    q = (q * width**-0.5).reshape(batch, length, num_kv, shared, width)
+    q = q.transpose(0, 2, 3, 1, 4).reshape(batch, num_kv, shared * length, width)
+    scores = jnp.matmul(q, k.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32)
+    scores = scores.reshape(batch, num_kv, shared, length, -1)  # [B, K, N/K, T, S]
+    scores = scores + jnp.where(mask, 0.0, MASKED_SCORE)[:, None, None]
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum("bkgts,bskh->btkgh", weights, v, preferred_element_type=jnp.float32)
+    weights = weights.reshape(batch, num_kv, shared * length, -1)
+    out = jnp.matmul(weights, v.transpose(0, 2, 1, 3), preferred_element_type=jnp.float32)
+    out = out.reshape(batch, num_kv, shared, length, width).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, length, num_heads, width).astype(q.dtype)

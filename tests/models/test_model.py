@@ -1,0 +1,264 @@
+"""The joined model against transformers, its cache, and its masks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from svrl_jax.models.qwen_vl import (
+    QwenVL,
+    default_image_index,
+    init_cache,
+    mrope_positions,
+    plan_vision,
+)
+from tests.models.conftest import IMAGE, random_pixels, row
+
+GRIDS = [(1, 4, 6), (1, 12, 10), (1, 4, 8)]
+ROWS = [row(3, GRIDS[0], 4, GRIDS[1], 6), row(2, GRIDS[2], 5)]
+ROW_GRIDS = [GRIDS[:2], GRIDS[2:]]
+
+
+def text(count, seed):
+    return np.random.default_rng(seed).integers(0, 90, count).astype(np.int32)
+
+
+def batch(config, rows=ROWS, row_grids=ROW_GRIDS):
+    """Right-padded ids [B, T], positions [3, B, T], group_id [B, T]; padding token 0."""
+    length = max(map(len, rows))
+    ids = np.zeros((len(rows), length), np.int32)
+    positions = np.zeros((3, len(rows), length), np.int32)
+    group = np.full((len(rows), length), -1, np.int32)
+    for i, (tokens, grids) in enumerate(zip(rows, row_grids, strict=True)):
+        ids[i, : len(tokens)] = tokens
+        grids = np.asarray(grids).reshape(-1, 3)
+        positions[:, i, : len(tokens)] = mrope_positions(tokens, grids, config)[0]
+        group[i, : len(tokens)] = i
+    return ids, positions, group
+
+
+@nnx.jit
+def encode(model, pixels, plan):
+    return model.encode_images(pixels, plan)
+
+
+def features(model, grids=GRIDS):
+    grids = np.asarray(grids)
+    return encode(model, random_pixels(grids), plan_vision(grids, model.config.vision_config))
+
+
+@nnx.jit
+def forward(model, *inputs):
+    return model.logits(model(*inputs))
+
+
+@nnx.jit
+def extend(model, *inputs):
+    hidden, k, v = model.extend(*inputs)
+    return model.logits(hidden), k, v
+
+
+def full_logits(model, ids, positions, group, embeds=None, index=None):
+    return np.asarray(forward(model, ids, positions, group, np.zeros_like(ids), embeds, index))
+
+
+def reference_inputs(ids, mask, grids):
+    return {
+        "input_ids": torch.tensor(ids, dtype=torch.long),
+        "attention_mask": torch.tensor(mask, dtype=torch.long),
+        "mm_token_type_ids": torch.tensor(ids == IMAGE, dtype=torch.long),
+        "pixel_values": torch.tensor(random_pixels(GRIDS)),
+        "image_grid_thw": torch.tensor(grids),
+    }
+
+
+def test_joined_logits_equal_the_reference_on_unequal_rows(pair):
+    ids, positions, group = batch(pair.config)
+    with torch.no_grad():
+        expected = pair.torch_model(**reference_inputs(ids, group >= 0, GRIDS)).logits.numpy()
+    index = default_image_index(ids, IMAGE)
+    found = full_logits(pair.model, ids, positions, group, features(pair.model), index)
+    real = group >= 0
+    assert len(ROWS[0]) != len(ROWS[1])
+    assert expected[real].std() > 0.5
+    np.testing.assert_allclose(found[real], expected[real], atol=2e-5)
+
+
+def test_text_alone_equals_the_reference(pair):
+    ids = row(9)[None]
+    with torch.no_grad():
+        expected = pair.torch_model(input_ids=torch.tensor(ids, dtype=torch.long)).logits.numpy()
+    positions = np.broadcast_to(np.arange(9, dtype=np.int32), (3, 1, 9))
+    found = full_logits(pair.model, ids, positions, np.zeros_like(ids))
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def greedy(model, config, rows, row_grids, steps):
+    """Prefill in one call, then one token a call, all rows in one cache. -> ids, step logits."""
+    ids, positions, _ = batch(config, rows, row_grids)
+    lengths = np.asarray([len(tokens) for tokens in rows], np.int32)
+    cache = init_cache(config, len(rows), ids.shape[1] + steps)
+    index = default_image_index(ids, IMAGE)
+    starts = np.zeros_like(lengths)
+    logits, k, v = extend(model, ids, positions, cache.k, cache.v, starts, features(model), index)
+    logits = logits[np.arange(len(rows)), lengths - 1]
+    following = np.asarray(
+        [
+            mrope_positions(tokens, np.asarray(grids).reshape(-1, 3), config)[1]
+            for tokens, grids in zip(rows, row_grids, strict=True)
+        ]
+    )
+    tokens, all_logits = [], []
+    for step in range(steps):
+        all_logits.append(np.asarray(logits))
+        tokens.append(np.asarray(logits).argmax(-1).astype(np.int32))
+        position = np.broadcast_to(following + step, (3, len(rows)))[:, :, None].astype(np.int32)
+        logits, k, v = extend(model, tokens[-1][:, None], position, k, v, lengths + step)
+        logits = logits[:, 0]
+    return np.stack(tokens, 1), np.stack(all_logits, 1)
+
+
+def test_greedy_decoding_with_a_cache_equals_generate(pair):
+    tokens, _ = greedy(pair.model, pair.config, ROWS, ROW_GRIDS, steps=8)
+    pixels = random_pixels(GRIDS)
+    cut = sum(int(np.prod(grid)) for grid in ROW_GRIDS[0])
+    for i, row_pixels in enumerate((pixels[:cut], pixels[cut:])):
+        inputs = reference_inputs(ROWS[i][None], np.ones((1, len(ROWS[i]))), ROW_GRIDS[i])
+        inputs["pixel_values"] = torch.tensor(row_pixels)
+        expected = pair.torch_model.generate(
+            **inputs, max_new_tokens=8, do_sample=False, pad_token_id=0
+        )[0, len(ROWS[i]) :]
+        assert tokens[i].tolist() == expected.tolist()
+
+
+@pytest.mark.case("A-M11")
+def test_each_cached_step_equals_a_fresh_pass(pair):
+    steps = 8
+    tokens, step_logits = greedy(pair.model, pair.config, ROWS, ROW_GRIDS, steps)
+    whole = [np.concatenate([r, t]) for r, t in zip(ROWS, tokens, strict=True)]
+    ids, positions, group = batch(pair.config, whole)
+    for i, tokens_before in enumerate(ROWS):
+        assert positions[0, i, len(tokens_before)] != len(tokens_before)  # the delta is not 0
+    index = default_image_index(ids, IMAGE)
+    fresh = full_logits(pair.model, ids, positions, group, features(pair.model), index)
+    for i, before in enumerate(ROWS):
+        expected = fresh[i, len(before) - 1 : len(before) - 1 + steps]
+        np.testing.assert_allclose(step_logits[i], expected, atol=2e-5)
+
+
+@pytest.mark.case("A-S5")
+def test_text_appended_after_a_turn_continues_the_positions(pair):
+    """5 text, a picture of 2 x 2 cells, 3 text, 2 sampled, then 4 tool tokens in one call."""
+    grid = (1, 4, 4)
+    rng = np.random.default_rng(0)
+    ids = np.concatenate([rng.integers(0, 90, 5), [IMAGE] * 4, rng.integers(0, 90, 9)])
+    ids = ids[None].astype(np.int32)
+    model, config = pair.model, pair.config
+    positions, _ = mrope_positions(ids[0], np.asarray([grid]), config)
+    assert positions[:, 14].tolist() == [12, 12, 12]
+    embeds, index = features(model, [grid]), default_image_index(ids, IMAGE)
+    expected = full_logits(model, ids, positions[:, None], np.zeros_like(ids), embeds, index)
+    cache = init_cache(config, 1, 24)
+    k, v, parts = cache.k, cache.v, []
+    for start, stop in ((0, 12), (12, 13), (13, 14), (14, 18)):
+        picture = (embeds, index[:, start:stop]) if start == 0 else (None, None)
+        chunk, places = ids[:, start:stop], positions[:, None, start:stop]
+        logits, k, v = extend(model, chunk, places, k, v, np.asarray([start]), *picture)
+        parts.append(np.asarray(logits))
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), expected, atol=2e-5)
+
+
+def test_rows_append_at_their_own_places(pair):
+    """Rows of unequal length take a chunk each; garbage behind a row's end is overwritten."""
+    model, config = pair.model, pair.config
+    rows = [text(7, 0), text(4, 1), text(12, 2)]
+    whole = [np.concatenate([r, text(5, 3)]) for r in rows]
+    ids, positions, group = batch(config, whole, [[]] * 3)
+    expected = full_logits(model, ids, positions, group)
+    lengths = np.asarray([len(r) for r in rows], np.int32)
+    cache = init_cache(config, 3, 20)
+    first = np.zeros((3, 12), np.int32)
+    for i, r in enumerate(rows):
+        first[i, : len(r)] = r
+    starts = np.zeros_like(lengths)
+    _, k, v = extend(model, first, positions[:, :, :12], cache.k, cache.v, starts)
+    at = lengths[:, None] + np.arange(5)
+    chunk = np.take_along_axis(ids, at, axis=1)
+    chunk_positions = np.take_along_axis(positions, np.broadcast_to(at, (3, 3, 5)), axis=2)
+    found, _, _ = extend(model, chunk, chunk_positions, k, v, lengths)
+    for i in range(3):
+        np.testing.assert_allclose(found[i], expected[i, at[i]], atol=2e-5)
+
+
+def test_rows_that_share_a_prompt_equal_separate_rows(pair):
+    model, config = pair.model, pair.config
+    prompt, tails = text(6, 0), [text(4, 1), text(3, 2)]
+    separate = []
+    for tail in tails:
+        ids, positions, group = batch(config, [np.concatenate([prompt, tail])], [[]])
+        separate.append(full_logits(model, ids, positions, group)[0])
+    other = text(5, 3)  # another group in the same row
+    ids = np.concatenate([prompt, *tails, other])[None]
+    branch = np.repeat([0, 1, 2, 0], [6, len(tails[0]), len(tails[1]), 5])[None]
+    group = np.repeat([0, 7], [ids.shape[1] - 5, 5])[None]
+    places = [np.arange(6), *(6 + np.arange(len(t)) for t in tails), np.arange(5)]
+    positions = np.broadcast_to(np.concatenate(places), (3, 1, ids.shape[1]))
+    packed = np.asarray(forward(model, ids, positions, group, branch))[0]
+    np.testing.assert_allclose(packed[:10], separate[0], atol=2e-5)
+    np.testing.assert_allclose(packed[10:13], separate[1][6:], atol=2e-5)
+    ids, positions, group = batch(config, [other], [[]])
+    alone = full_logits(model, ids, positions, group)[0]
+    np.testing.assert_allclose(packed[13:], alone, atol=2e-5)
+
+
+def test_padding_gives_no_nan_and_no_gradient(pair):
+    ids, positions, group = batch(pair.config)
+    real = jnp.asarray(group >= 0)
+    index = default_image_index(ids, IMAGE)
+    graphdef, params = nnx.split(pair.model)
+    embeds = features(pair.model)
+
+    def loss(params, ids, remat=False):
+        model = nnx.merge(graphdef, params)
+        hidden = model(ids, positions, group, jnp.zeros_like(ids), embeds, index, remat=remat)
+        return jnp.sum(jax.nn.logsumexp(model.logits(hidden), axis=-1) * real)
+
+    gradient = jax.jit(jax.grad(loss), static_argnames="remat")
+    plain = gradient(params, ids)
+    others = np.where(group >= 0, ids, 77)
+    for found in (gradient(params, others), gradient(params, ids, remat=True)):
+        for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(found), strict=True):
+            assert np.isfinite(a).all()
+            np.testing.assert_allclose(a, b, atol=1e-4 * max(1.0, float(np.abs(a).max())))
+
+
+@pytest.mark.case("A-M4")
+def test_huge_16_bit_scores_stay_finite_and_causal(pair):
+    graphdef, params = nnx.split(pair.model)
+    params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
+    model: QwenVL = nnx.merge(graphdef, params)
+    attention = model.language_model.layers.self_attn
+    attention.q_proj.weight[...] *= 200
+    attention.k_proj.weight[...] *= 200
+    ids = row(12)[None]
+    positions = np.broadcast_to(np.arange(12), (3, 1, 12))
+    first = full_logits(model, ids, positions, np.zeros_like(ids))
+    changed = ids.copy()
+    changed[0, -1] = (changed[0, -1] + 1) % 90
+    second = full_logits(model, changed, positions, np.zeros_like(ids))
+    assert np.isfinite(first).all() and first.dtype == np.float32
+    assert np.array_equal(first[:, :-1], second[:, :-1])
+    assert not np.array_equal(first[:, -1], second[:, -1])
+
+
+def test_image_index_counts_over_rows_in_reading_order():
+    ids = np.asarray([[1, IMAGE, IMAGE, 2], [IMAGE, 3, IMAGE, 4]])
+    assert default_image_index(ids, IMAGE).tolist() == [[-1, 0, 1, -1], [2, -1, 3, -1]]
+
+
+def test_features_without_their_index_are_an_error(pair):
+    ids, positions, group = batch(pair.config)
+    with pytest.raises(ValueError, match="image_index"):
+        pair.model(ids, positions, group, np.zeros_like(ids), features(pair.model))
