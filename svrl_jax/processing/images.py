@@ -242,7 +242,7 @@ def _open(source: bytes | str | os.PathLike | Image.Image) -> Image.Image:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
-        raise PictureError("picture: floating-point pixels have no known range")
+        raise ValueError("floating-point pixels have no known range")
     if image.mode.startswith("I"):  # 16-bit grey; PIL's own conversion clips at 255
         image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
     if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
