@@ -1,0 +1,110 @@
+"""Model, engine, grammar and tools together: real episodes of a random model over phrases."""
+
+import numpy as np
+import pytest
+from rollout_toys import (
+    ALL_BUT_PHRASES,
+    CONFIG,
+    MODEL,
+    TOKENIZER,
+    ToyTools,
+    full_logps,
+    make_prompt,
+    make_task,
+    rollout_config,
+    search_config,
+)
+
+from svrl_jax.rollout.episodes import run_episodes
+from svrl_jax.rollout.scheduler import EnginePolicy
+
+BUDGET = 400  # room for results that are spelt byte by byte
+
+
+def make_policy(**changes):
+    return EnginePolicy(MODEL, ALL_BUT_PHRASES, rollout_config(budget=BUDGET, **changes))
+
+
+def play(policy, tasks, *, temperature=0.7, group_size=4, step=0, query_choice="random", **changes):
+    return run_episodes(
+        tasks,
+        [make_prompt(t, grids=[(1, 4, 6)]) for t in tasks],
+        policy,
+        ToyTools(),
+        TOKENIZER,
+        CONFIG,
+        rollout_config(budget=BUDGET, **changes),
+        search_config(),
+        seed=1,
+        step=step,
+        group_size=group_size,
+        regime="agent",
+        temperature=temperature,
+        query_choice=query_choice,
+        policy_name="toy",
+    )
+
+
+TASKS = [make_task(i) for i in range(5)]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return make_policy()
+
+
+@pytest.fixture(scope="module")
+def groups(policy):
+    return play(policy, TASKS)
+
+
+def assert_same(some, others):
+    for one, other in zip(sum(some, []), sum(others, []), strict=True):
+        assert (one.task_id, one.sample) == (other.task_id, other.sample)
+        np.testing.assert_array_equal(one.ids, other.ids)
+        np.testing.assert_array_equal(one.loss_mask, other.loss_mask)
+        np.testing.assert_allclose(one.sampler_logps, other.sampler_logps, atol=1e-4)
+        assert [c.query for c in one.calls] == [c.query for c in other.calls]
+        assert one.end_reason == other.end_reason
+
+
+@pytest.mark.case("A-S11")
+def test_sampler_log_probs_are_those_of_one_full_pass(groups):
+    episodes = sum(groups, [])
+    # What makes the test worth something: pictures, several tool turns, different lengths and ends.
+    two_turns = [e for e in episodes if len(e.calls) >= 2 and e.end_reason == "answered"]
+    assert two_turns and len({e.end_reason for e in episodes}) >= 2
+    chosen = two_turns[:3] + episodes[:3]
+    for e in chosen:
+        expected = full_logps(
+        e.ids, e.positions, e.pixel_values, e.image_grid_thw,
+            temperature=0.7, banned=ALL_BUT_PHRASES,
+        )  # fmt: skip
+        is_policy = e.loss_mask == 1
+        np.testing.assert_allclose(e.sampler_logps[is_policy], expected[is_policy], atol=1e-4)
+        assert (e.sampler_logps[is_policy] < 0).all() and not e.sampler_logps[~is_policy].any()
+
+
+@pytest.mark.parametrize("changes", [{"decode_chunk": 3, "lanes": 1}, {"slots": 20, "lanes": 16}])
+def test_chunks_lanes_and_slots_change_no_episode(groups, changes):
+    assert_same(play(make_policy(**changes), TASKS, **changes), groups)
+
+
+@pytest.mark.case("A-S18")
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_an_episode_does_not_depend_on_its_batch(policy, groups, hosts):
+    size = -(-len(TASKS) // hosts)
+    parts = [play(policy, TASKS[i : i + size]) for i in range(0, len(TASKS), size)]
+    assert_same(sum(parts, []), groups)
+
+
+def test_steps_and_samples_draw_anew(policy, groups):
+    other = play(policy, TASKS[:1], step=1)
+    assert any(a.ids.tolist() != b.ids.tolist() for a, b in zip(other[0], groups[0], strict=True))
+    assert len({tuple(e.ids) for e in groups[0]}) > 1
+
+
+def test_greedy_samples_are_equal_and_finite(policy):
+    (group,) = play(policy, TASKS[:1], temperature=0.0, group_size=2, query_choice="first")
+    np.testing.assert_array_equal(group[0].ids, group[1].ids)
+    assert np.isfinite(group[0].sampler_logps).all()
