@@ -1,0 +1,62 @@
+"""config.optim -> the optimiser: AdamW (arXiv:1711.05101) behind a clip of the global norm."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimOptions:
+    """config.optim, hashable, so that it can be static under jit.
+
+    Attributes:
+      learning_rate: after the warm-up.
+      warmup_steps: optimiser steps of a linear warm-up whose first step is not zero.
+      weight_decay: of matrices; norms and biases do not decay.
+      b1, b2: Adam's.
+      clip_norm: largest global norm of the gradient; 0 turns the clip off.
+    """
+
+    learning_rate: float
+    warmup_steps: int
+    weight_decay: float
+    b1: float
+    b2: float
+    clip_norm: float
+
+    def rate(self, count: jax.Array) -> jax.Array:
+        """Learning rate of optimiser step `count` (0 is the first).
+
+        Free of num_steps, so that a run can be extended without having been another run.
+        """
+        return self.learning_rate * jnp.minimum(1.0, (count + 1) / max(1, self.warmup_steps))
+
+    def make(self) -> optax.GradientTransformation:
+        """The optax transformation; `steps_done` reads its state."""
+        clip = optax.clip_by_global_norm(self.clip_norm) if self.clip_norm > 0 else optax.identity()
+        return optax.chain(
+            clip,
+            optax.scale_by_adam(b1=self.b1, b2=self.b2),
+            optax.add_decayed_weights(self.weight_decay, mask=decays),
+            optax.scale_by_learning_rate(self.rate),
+        )
+
+
+def steps_done(opt_state: Any) -> jax.Array:
+    """int32[], optimiser steps taken so far; skipped updates do not count."""
+    return opt_state[1].count  # scale_by_adam is the chain's second link
+
+
+def decays(params: Any) -> Any:
+    """Tree of bools, False on norms and biases. By name: stacked layers hide a vector's rank."""
+
+    def one(path, _):
+        names = jax.tree_util.keystr(path).lower()
+        return not any(part in names for part in ("norm", "bias", "ln_q"))
+
+    return jax.tree_util.tree_map_with_path(one, params)
