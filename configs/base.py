@@ -1,8 +1,9 @@
-"""Every key of a run, with its unit and its reason. Other configs start from here and change a few lines.
+"""Every key of a run, with its unit and its reason. Other configs start from here and change a few
+lines.
 
-Fractions are in [0, 1], lengths in tokens, times in seconds, unless a key says otherwise. The defaults
-are the published recipe (arXiv 2609.08025) where it is public, ours where it is not; SPEC constants
-that are ours are marked so.
+Fractions are in [0, 1], lengths in tokens, times in seconds, unless a key says otherwise. The
+defaults are the published recipe (arXiv 2609.08025) where it is public, ours where it is not; SPEC
+constants that are ours are marked so.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -83,7 +84,6 @@ def _search() -> ConfigDict:
     c.image_items = "full"  # `full`: title, link, summary; `titles`: MMSearch-R1's form
     c.show_links = True  # links are part of an item's text
     c.summary_words = 120  # words of an offline summary, a window around the query's words
-    c.summary_tokens = 200  # and at most so many tokens
     return c
 
 
@@ -148,6 +148,69 @@ def _eval() -> ConfigDict:
 
 
 def _pretrain() -> ConfigDict:
+    """How the embedded default's initial policy is made; unused by other runs."""
     c = ConfigDict()
-    c.out = "svrl_jax/data/quickstart"  # folder of the initial policy
+    c.out = "svrl_jax/data/quickstart"  # folder of the finished policy
+    c.seed = 0  # of the weights and the demonstrations
+    c.vocab_size = 2560  # entries of the byte-level BPE, special tokens included
+    c.hidden_size = 128
+    c.num_layers = 4
+    c.num_heads = 4
+    c.num_kv_heads = 2
+    c.mlp_size = 352
+    c.vision_hidden_size = 64
+    c.vision_depth = 2
+    c.vision_heads = 4
+    c.vision_mlp_size = 160
+    c.row_tokens = 320  # demonstrations are packed into rows of this length
+    c.rows = 14  # rows of a step
+    c.learning_rate = 2e-3
+    c.warmup_share = 0.03  # of all steps
+    c.decay_from = 0.3  # share of all steps after which the rate falls linearly to 2%
+    c.weight_decay = 0.05
+    c.clip_norm = 1.0
+    c.known_share = 0.5  # share of entities whose name is taught with the picture
+    c.picture_draws = 16  # random pictures drawn of each entity
+    # How often each kind of question is drawn, a weight an item.
+    c.relation_weights = ConfigDict({"visual": 0.7, "naming": 1.0, "fact": 1.5})
+    c.phases = ConfigDict()
+    c.phases.p1_look = _phase(400, first_turn_only=True, direct_share=0.3)
+    c.phases.p2_read_few = _phase(700, max_items=2, swap_names=0.7, swap_answers=0.8)
+    c.phases.p3_read_all = _phase(1100, swap_names=0.5, swap_answers=0.7)
+    # The bad habits that RL is to unlearn, at the rates that the README names.
+    c.phases.p4_habits = _phase(
+        700,
+        swap_names=0.3,
+        swap_answers=0.5,
+        needless_search=0.6,
+        lazy_mask=0.6,
+        repeat_queries=0.6,
+    )
+    return c
+
+
+def _phase(
+    steps: int,
+    *,
+    first_turn_only: bool = False,
+    direct_share: float = 0.15,
+    max_items: int = 0,
+    second_search: float = 0.2,
+    swap_names: float = 0.0,
+    swap_answers: float = 0.0,
+    needless_search: float = 0.0,
+    lazy_mask: float = 0.0,
+    repeat_queries: float = 0.0,
+) -> ConfigDict:
+    c = ConfigDict()
+    c.steps = steps
+    c.first_turn_only = first_turn_only  # short rows: name and look, no reading yet
+    c.direct_share = direct_share  # share of demonstrations under the tool-free prompt
+    c.max_items = max_items  # items shown at most; 0: all
+    c.second_search = second_search  # share that asks again when the answer is not in sight
+    c.swap_names = swap_names  # share in which the place's name is replaced throughout
+    c.swap_answers = swap_answers  # share in which the answer is replaced in the shown text
+    c.needless_search = needless_search  # share that looks up what is plain to see
+    c.lazy_mask = lazy_mask  # share that keeps every item
+    c.repeat_queries = repeat_queries  # share that repeats one or two queries
     return c

@@ -1,7 +1,7 @@
 """Keys: any draw of a run can be made again alone, from (seed, step, task, sample, turn, position).
 
-A task counts by the hash of its id, never by its place in a batch, so that the same episode is drawn
-with any batch size, host count, or after a resume.
+A task counts by the hash of its id, never by its place in a batch, so that the same episode is
+drawn with any batch size, host count, or after a resume.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ Axes, used in every signature of the package:
 | S      | keys, cache length       | I      | images                |
 | D      | model width              | L      | patches of all images |
 
-Ids are the truth: an episode's arrays are written once, when a token is sampled or appended, and the
-trainer receives those very arrays. Text is a view of them.
+Ids are the truth: an episode's arrays are written once, when a token is sampled or appended, and
+the trainer receives those very arrays. Text is a view of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Data files -> (entity, relation) items with golds and evidence, each checked against the corpus.
 
-Relations of a flag's place: its name, capital, region, the neighbour in each of four directions, the
-colour at the top and at the bottom of the flag. Relation of an object: its name. A fact is kept only
-if its answer stands in the place's own summary, so that the corpus can answer it; a colour only if
-one colour clearly fills that part of the clean picture.
+Relations of a flag's place: its name, capital, region, the neighbour in each of four directions,
+the colour at the top and at the bottom of the flag. Relation of an object: its name. A fact is kept
+only if its answer stands in the place's own summary, so that the corpus can answer it; a colour
+only if one colour clearly fills that part of the clean picture.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class Entity:
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One distinct (entity, relation) question: `golds` truth first; `evidence_ids` document ids."""
+    """One distinct (entity, relation) question: `golds` truth first; `evidence_ids` document
+    ids.
+    """
 
     entity: Entity
     relation: str
@@ -201,7 +203,9 @@ def _neighbours(text: str, direction: str) -> tuple[str, ...]:
     whole = found[0].group(0)
     last = re.search(rf"({_NAME}) to (?:the|its) {direction}$", whole)
     names = [last.group(1)] if last else []
-    lead = re.search(rf"({_NAME}),? and (?:the )?{re.escape(names[0])} to" if names else "$^", whole)
+    lead = re.search(
+        rf"({_NAME}),? and (?:the )?{re.escape(names[0])} to" if names else "$^", whole
+    )
     if lead:
         names.append(lead.group(1))
     names = [re.sub(r"^(The|And|It) ", "", n) for n in names]

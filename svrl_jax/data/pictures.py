@@ -1,4 +1,6 @@
-"""OpenMoji SVG -> a picture of fixed size, with small random changes (scale, turn, colour, noise, crop)."""
+"""OpenMoji SVG -> a picture of fixed size, with small random changes (scale, turn, colour, noise,
+crop).
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ def _raster(code: str) -> Image.Image:
     return Image.alpha_composite(white, drawn).convert("RGB")
 
 
+@functools.lru_cache(maxsize=2048)
 def clean_picture(code: str, width_px: int, height_px: int, *, is_flag: bool) -> np.ndarray:
-    """The emoji without random changes: uint8[height_px, width_px, 3].
+    """The emoji without random changes: uint8[height_px, width_px, 3], shared: do not write to it.
 
     A flag fills the canvas; an object stands centred on white at full height.
     """

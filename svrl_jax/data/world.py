@@ -1,8 +1,8 @@
 """The embedded default: real pictures and real text -> Tasks, split by item, with no network.
 
-Items are split by (entity, relation): `test` items are pairs never trained on whose entities are seen
-with other relations; `ood` items belong to places held out altogether. Paraphrases and picture draws
-multiply an item into tasks and are counted apart.
+Items are split by (entity, relation): `test` items are pairs never trained on whose entities are
+seen with other relations; `ood` items belong to places held out altogether. Paraphrases and picture
+draws multiply an item into tasks and are counted apart.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ def make_task(item: facts.Item, split: str, draw: int, width_px: int, height_px:
     task_id = f"world/{split}/{item.id}#{draw}"
     rng = rng_lib.host_rng("world", task_id)
     questions = facts.QUESTIONS[item.relation]
-    picture = pictures.draw(
-        item.entity.code, rng, width_px, height_px, is_flag=item.entity.is_flag
-    )
+    picture = pictures.draw(item.entity.code, rng, width_px, height_px, is_flag=item.entity.is_flag)
     return Task(
         id=task_id,
         question=questions[int(rng.integers(len(questions)))],
@@ -76,8 +74,8 @@ def eval_tasks(split: str, draws: int, width_px: int, height_px: int) -> list[Ta
 class TrainStream:
     """An endless, seeded stream of training tasks whose whole state is one row counter.
 
-    Epoch e goes through all training items in an order of its own; a task's draw number is its epoch,
-    so no picture comes twice.
+    Epoch e goes through all training items in an order of its own; a task's draw number is its
+    epoch, so no picture comes twice.
     """
 
     def __init__(

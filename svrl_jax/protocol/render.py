@@ -1,7 +1,7 @@
 """A tool's items -> the text of the next non-policy turn.
 
-Retrieved text is hostile: protocol tags inside it are made harmless here, and the caller encodes items
-with the tokenizer's `encode_plain`, so that no special token can come from them.
+Retrieved text is hostile: protocol tags inside it are made harmless here, and the caller encodes
+items with the tokenizer's `encode_plain`, so that no special token can come from them.
 """
 
 from __future__ import annotations

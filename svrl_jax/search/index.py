@@ -26,7 +26,9 @@ class TextIndex:
 
     def search(self, query: str, top_k: int) -> list[tuple[Document, float]]:
         """The best documents and their scores, best first; [] if no word of the query occurs."""
-        tokens = self._bm25s.tokenize([query], stopwords="en", return_ids=False, show_progress=False)
+        tokens = self._bm25s.tokenize(
+            [query], stopwords="en", return_ids=False, show_progress=False
+        )
         if not tokens[0]:
             return []
         rows, scores = self._index.retrieve(

@@ -10,7 +10,8 @@ _STOP = frozenset("a an and are at by for from in is of on or the to what which 
 def window(text: str, query: str, title: str, num_words: int) -> str:
     """The window of `num_words` words that holds most of the query's words, the first of equals.
 
-    Words of the title count a tenth, since the title is shown anyway. A window is centred on a match.
+    Words of the title count a tenth, since the title is shown anyway. A window is centred on a
+    match.
 
     Args:
       text: document; "" gives "".

@@ -1,0 +1,51 @@
+"""python -m experiments MODE [flags]: one module a mode, each with flags of its own.
+
+A user's mistake (a wrong key, a missing package, another run's folder) ends in one sentence on
+stderr and exit status 2; anything else is a fault of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+# Told before jax is imported by a mode. CPU's logs would hide the progress line.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+MODES = {
+    "train": "train a policy by GRPO under the SVRL reward, or go on with a stopped run",
+    "eval": "evaluate a policy folder on the config's splits; writes records and figures",
+    "ask": "one picture and one question: print the episode",
+    "pretrain": "make the embedded default's initial policy and its labels again",
+    "label": "find which tasks the initial policy answers without tools (search_free)",
+    "annotate": "write oracle labels beside a run's recorded episodes and print mask figures",
+    "audit": "score scripted cheats under the full reward beside the honest script",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a mode; returns the exit status.
+
+    Args:
+      argv: program name, mode, flags; None takes the command line.
+    """
+    argv = list(sys.argv if argv is None else argv)
+    if len(argv) < 2 or argv[1] in ("-h", "--help", "help"):
+        print("usage: python -m experiments MODE [flags]; MODE --help lists the flags\n")
+        for name, line in MODES.items():
+            print(f"  {name:<9} {line}")
+        return 0
+    mode = argv[1]
+    if mode not in MODES:
+        print(f"error: unknown mode {mode!r}; one of: {', '.join(MODES)}", file=sys.stderr)
+        return 2
+    from experiments import command_line
+
+    module = importlib.import_module(f"experiments.{mode}")
+    return command_line.run(module, [f"{argv[0]} {mode}", *argv[2:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

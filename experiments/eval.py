@@ -1,0 +1,82 @@
+"""eval: a policy folder on the config's splits. Records and figures go into the workdir.
+
+The oracle has no part in it: mask figures come from `annotate` afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from absl import flags
+from flax import nnx
+
+from experiments import command_line
+from svrl_jax import config as config_lib
+from svrl_jax.evals import evaluate, stats
+from svrl_jax.models.qwen_vl.weights import load_weights
+from svrl_jax.protocol.prompts import prompt_hash
+from svrl_jax.records import Record, write_records
+from svrl_jax.training import assemble
+from svrl_jax.training.labels import EVAL_STEP, SearchFree
+from svrl_jax.training.run_folder import RunFolder
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """--config, --workdir, --policy, --regime."""
+    command_line.define_config(values)
+    command_line.define_workdir(values)
+    flags.DEFINE_string(
+        "policy", None, "Hugging Face folder to evaluate; default: config.model.folder",
+        flag_values=values,
+    )  # fmt: skip
+    flags.DEFINE_enum(
+        "regime", "agent", ["agent", "direct"], "tools allowed, or none", flag_values=values
+    )
+
+
+def main(call: command_line.Call) -> int:
+    """Evaluates every split and mode of `config.eval`."""
+    config = command_line.config_of(call.values)
+    config_lib.check(config, training=False)
+    assemble.policy_folder(config.model.folder)
+    run = RunFolder(command_line.workdir_of(call.values), config)
+    bench = assemble.assemble(config)
+    policy = assemble.policy_folder(call.values.policy or config.model.folder)
+    model, _ = load_weights(policy)
+    params = nnx.split(model)[1]
+    search_free = SearchFree(bench, run.path / "search_free.json", print)
+    summary: dict = {"policy": str(call.values.policy or config.model.folder)}
+    for split, mode in itertools.product(config.eval.splits, config.eval.modes):
+        tasks = assemble.eval_tasks(config, split)
+        free = dict(zip([t.id for t in tasks], search_free.of(tasks), strict=True))
+        bench.sampler.set_params(params)
+        groups = bench.run(
+            tasks,
+            bench.sampler,
+            step=EVAL_STEP,
+            group_size=1,
+            regime=call.values.regime,
+            temperature={"sampled": 1.0, "greedy": 0.0}[mode],
+            query_choice=config.eval.query_choice,
+            policy_name=policy.name,
+        )
+        episodes = [g[0] for g in groups]
+        rows = evaluate.make_rows(episodes, tasks, scorer=config.reward.scorer, search_free=free)
+        found = stats.figures(rows)
+        summary.setdefault(split, {})[mode] = found
+        records = [Record(e, t) for e, t in zip(episodes, tasks, strict=True)]
+        write_records(run.episodes, f"eval_{call.values.regime}_{split}_{mode}", records)
+        shown = {k: found[k] for k in ("acc", "sr", "over_search", "under_search", "r_format", "n")}
+        print(f"{split}, {mode}: " + "  ".join(f"{k} {_figure(v)}" for k, v in shown.items()))
+    summary["labels"] = {
+        "scorer": config.reward.scorer,
+        "regime": call.values.regime,
+        "prompt": prompt_hash(bench.builder.texts[call.values.regime]),
+        "query_choice": config.eval.query_choice,
+    }
+    run.write_json("eval.json", summary)
+    return 0
+
+
+def _figure(value) -> str:
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)

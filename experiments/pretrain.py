@@ -1,0 +1,60 @@
+"""pretrain: makes the embedded default's initial policy and its labels again (config.pretrain)."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from absl import flags
+from flax import nnx
+
+from experiments import command_line, label
+from svrl_jax.data.demos import DemoMaker
+from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig
+from svrl_jax.models.qwen_vl.weights import save_folder
+from svrl_jax.processing.images import ImageProcessor
+from svrl_jax.processing.tokenizer import Tokenizer
+from svrl_jax.protocol.prompts import PromptBuilder, read_prompt
+from svrl_jax.search.local import LocalTools
+from svrl_jax.training import fingerprint, pretrain, run_folder, tiny_policy
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """--config."""
+    command_line.define_config(values)
+
+
+def main(call: command_line.Call) -> int:
+    """Trains from random weights and writes `config.pretrain.out`: a Hugging Face folder, made.json
+    (what made it, and what it belongs to) and search_free.json."""
+    config = command_line.config_of(call.values)
+    out = pathlib.Path(config.pretrain.out)
+    texts = {
+        "agent": read_prompt(config.prompt.agent_file),
+        "direct": read_prompt(config.prompt.direct_file),
+    }
+    tools = LocalTools(config.search, config.data.picture_width_px, config.data.picture_height_px)
+    tiny_policy.write_folder(out, config.pretrain, texts.values())
+    model_config = QwenVLConfig.from_folder(out)
+    builder = PromptBuilder(
+        Tokenizer.from_folder(out), ImageProcessor.from_folder(out), model_config, texts
+    )
+    maker = DemoMaker(builder, tools, config, config.pretrain.seed)
+    model = QwenVL(model_config, rngs=nnx.Rngs(config.pretrain.seed))
+    model = pretrain.pretrain(model, maker, config.pretrain, print)
+    save_folder(model, out, dtype="bfloat16")
+    started = run_folder.environment()
+    made = {
+        "command": call.text,
+        "seed": config.pretrain.seed,
+        "commit": started["commit"],
+        "packages": started["packages"],
+        "fingerprint": fingerprint.of_policy_inputs(config, out),
+        "pretrain": run_folder.to_json_value(config.pretrain.to_dict()),
+    }
+    (out / "made.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    with config.unlocked():
+        config.model.folder = str(out)
+    label.make(config, out / label.SHIPPED_NAME, train_draws=2)
+    print(f"wrote {out}")
+    return 0

@@ -1,0 +1,63 @@
+"""train: GRPO under the SVRL reward. The same command goes on with a stopped run."""
+
+from __future__ import annotations
+
+from absl import flags
+from flax import nnx
+
+from experiments import command_line
+from svrl_jax import checkpoint, grpo
+from svrl_jax import config as config_lib
+from svrl_jax.analysis import figures, tables
+from svrl_jax.models.qwen_vl.weights import save_folder
+from svrl_jax.rewards.oracle import RuleOracle
+from svrl_jax.training import assemble, finish, loop
+from svrl_jax.training.labels import SearchFree
+from svrl_jax.training.progress import Progress
+from svrl_jax.training.run_folder import RunFolder, read_metrics
+
+
+def define_flags(values: flags.FlagValues) -> None:
+    """--config and --workdir."""
+    command_line.define_config(values)
+    command_line.define_workdir(values)
+
+
+def main(call: command_line.Call) -> int:
+    """Sets the run up, trains, exports, evaluates, shows."""
+    config = command_line.config_of(call.values)
+    config_lib.check(config, training=True)
+    assemble.policy_folder(config.model.folder)  # before the workdir is made
+    run = RunFolder(command_line.workdir_of(call.values), config)
+    bench = assemble.assemble(config)
+    oracle = RuleOracle(config.reward.min_alias_chars)
+    spec = grpo.make_spec(
+        bench.model,
+        config.grpo,
+        config.optim,
+        temperature=config.rollout.temperature,
+        budget=config.rollout.budget,
+        banned_ids=bench.banned,
+    )
+    with checkpoint.Checkpoints(run.checkpoints, keep=config.keep_checkpoints) as checkpoints:
+        state, position = loop.restore(checkpoints, grpo.init_state(bench.initial_params, spec))
+        start = int(state.step)
+        run.start_at(start)
+        with Progress(config.num_steps, start) as progress:
+            search_free = SearchFree(bench, run.path / "search_free.json", progress.say)
+            if start:
+                progress.say(f"going on from step {start} of {config.num_steps}")
+            stream = assemble.train_stream(config, position)
+            state = loop.train(
+                bench, run, checkpoints, state, spec, stream, search_free, oracle, progress
+            )
+            checkpoints.wait()
+            model = nnx.merge(nnx.split(bench.model)[0], state.params)
+            save_folder(model, run.export, dtype="bfloat16", extra_files_from=bench.folder)
+            figures.training_curves(read_metrics(run.metrics), run.figures / "training.png")
+            summary = finish.compare(bench, state.params, search_free, oracle, progress.say)
+        run.write_json("summary.json", summary)
+        (run.path / "summary.md").write_text(tables.as_markdown(summary), encoding="utf-8")
+        progress.console.print(tables.as_screen(summary))
+        progress.say(f"{run.path}: summary.json, summary.md, figures/training.png, export/")
+    return 0

@@ -1,0 +1,116 @@
+"""A resolved config -> errors that name the keys and the remedy, before anything is built."""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+_CHOICES = {
+    "data.name": ("world",),
+    "rollout.query_choice": ("random", "first"),
+    "eval.query_choice": ("random", "first"),
+    "search.image_items": ("full", "titles"),
+    "reward.scorer": ("em", "em_published", "sub_em", "f1"),
+    "reward.qalign_over": ("executed", "all"),
+    "reward.search_free_source": ("greedy", "rate"),
+    "grpo.objective": ("dr_grpo", "grpo", "dapo"),
+    "rollout.cache_dtype": ("float32", "bfloat16"),
+    "model.param_dtype": ("float32", "bfloat16"),
+}
+_FRACTIONS = (
+    "reward.w_format", "reward.search_free_scale", "reward.count_floor", "reward.qalign_floor",
+    "reward.salign_floor", "reward.search_penalty", "reward.search_free_rate",
+)  # fmt: skip
+_AT_LEAST_ONE = (
+    "num_steps", "save_every", "keep_checkpoints", "data.prompts_per_step", "data.draws_per_item",
+    "rollout.budget", "rollout.max_turn_tokens", "rollout.num_queries", "rollout.lanes",
+    "rollout.slots", "rollout.decode_chunk", "search.image_top_k", "search.text_top_k",
+    "search.summary_words", "grpo.inner_steps", "grpo.microbatch_rows",
+)  # fmt: skip
+
+
+class ConfigError(ValueError):
+    """A config that cannot run; the message names the keys and the remedy."""
+
+
+def check(config: ConfigDict, *, training: bool) -> None:
+    """Raises ConfigError on the first rule that the config breaks.
+
+    Args:
+      config: the whole config.
+      training: also check what only training needs.
+    """
+    for key, allowed in _CHOICES.items():
+        value = _get(config, key)
+        if value not in allowed:
+            raise ConfigError(f"config.{key} is {value!r}; it must be one of {allowed}")
+    for key in _FRACTIONS:
+        if not 0.0 <= _get(config, key) <= 1.0:
+            raise ConfigError(f"config.{key} is {_get(config, key)}; it must lie in [0, 1]")
+    for key in _AT_LEAST_ONE:
+        if _get(config, key) < 1:
+            raise ConfigError(f"config.{key} is {_get(config, key)}; it must be at least 1")
+    _check_rollout(config)
+    if training:
+        _check_training(config)
+
+
+def _check_rollout(config: ConfigDict) -> None:
+    rollout = config.rollout
+    if rollout.temperature < 0:
+        raise ConfigError(
+            f"config.rollout.temperature is {rollout.temperature}; it must be 0 or more"
+        )
+    if rollout.slots < rollout.lanes:
+        raise ConfigError(
+            f"config.rollout.slots ({rollout.slots}) is below config.rollout.lanes "
+            f"({rollout.lanes}): a lane needs a slot, raise slots"
+        )
+    if rollout.answer_reserve + rollout.max_turn_tokens > rollout.budget:
+        raise ConfigError(
+            f"config.rollout.budget ({rollout.budget}) has no room for a turn "
+            f"(config.rollout.max_turn_tokens {rollout.max_turn_tokens}) and the answer "
+            f"(config.rollout.answer_reserve {rollout.answer_reserve}): raise budget"
+        )
+    for regime in ("splits", "modes"):
+        if not config.eval[regime]:
+            raise ConfigError(f"config.eval.{regime} is empty; name at least one")
+    unknown = set(config.eval.modes) - {"sampled", "greedy"}
+    if unknown:
+        raise ConfigError(f"config.eval.modes has {sorted(unknown)}; known: sampled, greedy")
+    unknown = set(config.eval.splits) - {"train", "test", "ood"}
+    if unknown:
+        raise ConfigError(f"config.eval.splits has {sorted(unknown)}; known: train, test, ood")
+
+
+def _check_training(config: ConfigDict) -> None:
+    if config.rollout.temperature == 0:
+        raise ConfigError(
+            "config.rollout.temperature is 0: all episodes of a group would be equal; "
+            "set it above 0 to train"
+        )
+    if config.rollout.group_size < 2:
+        raise ConfigError(
+            f"config.rollout.group_size is {config.rollout.group_size}: a group of one has no "
+            "advantage; set it to 2 or more"
+        )
+    longest = max(config.grpo.length_buckets)
+    if longest < config.rollout.budget:
+        raise ConfigError(
+            f"config.grpo.length_buckets end at {longest}, below config.rollout.budget "
+            f"({config.rollout.budget}): add a bucket of at least the budget"
+        )
+    if config.reward.search_free_source == "rate" and config.reward.search_free_samples < 1:
+        raise ConfigError(
+            "config.reward.search_free_source is 'rate' but config.reward.search_free_samples is "
+            "0: set it to 1 or more"
+        )
+    if config.grpo.kl_coef < 0 or config.optim.learning_rate <= 0:
+        raise ConfigError(
+            "config.grpo.kl_coef must be 0 or more and config.optim.learning_rate above 0"
+        )
+
+
+def _get(config: ConfigDict, dotted: str):
+    for name in dotted.split("."):
+        config = config[name]
+    return config

@@ -1,0 +1,192 @@
+"""Scored episodes -> the figures of a table, with intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from svrl_jax.protocol.parse import fold
+from svrl_jax.types import Episode, OracleLabels
+
+FIGURES = (
+    "acc", "sr", "over_search", "under_search", "mask_agreement", "mask_balanced",
+    "unique_queries", "r_format", "n",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One evaluated episode.
+
+    Attributes:
+      item: id of the distinct question behind it; intervals are taken over items.
+      is_right: the answer scored full.
+      has_searched: any tool was called.
+      search_free: the instance's label.
+      mask: policy's 0/1 over verified items whose mask was readable, in order.
+      truth: the labels of the same items; empty with `mask`.
+      agreement: share of agreeing items a verified output (0 where the mask was unreadable), a
+        number an output.
+      unique_queries: unique well-formed proposals, a number a text search.
+      r_format: 1 or 0.
+      calls: tool calls.
+    """
+
+    item: str
+    is_right: bool
+    has_searched: bool
+    search_free: bool
+    mask: tuple[int, ...]
+    truth: tuple[int, ...]
+    agreement: tuple[float, ...]
+    unique_queries: tuple[int, ...]
+    r_format: float
+    calls: int
+
+
+def make_row(
+    episode: Episode,
+    item: str,
+    is_right: bool,
+    search_free: bool,
+    labels: OracleLabels | None,
+    r_format: float,
+) -> Row:
+    """Reads an episode's figures; `labels.items` holds 0/1 for each executed call.
+
+    Without labels nothing is said of masks: `mask`, `truth` and `agreement` are empty.
+    """
+    mask: list[int] = []
+    truth: list[int] = []
+    agreement: list[float] = []
+    unique: list[int] = []
+    call_number = 0
+    pending: tuple[int, ...] | None = None
+    for turn in episode.turns:
+        if pending:
+            said = turn.parsed.mask
+            if said is not None and len(said) == len(pending):
+                mask += said
+                truth += pending
+                agreement.append(float(np.mean([a == b for a, b in zip(said, pending)])))
+            elif turn.parsed.action is not None:
+                agreement.append(0.0)
+        pending = None
+        if turn.parsed.action == "text_search":
+            unique.append(len({fold(q) for q in turn.parsed.proposals}))
+        if turn.call is not None:
+            pending = labels.items[call_number] if labels else None
+            call_number += 1
+    return Row(
+        item=item,
+        is_right=is_right,
+        has_searched=episode.has_searched,
+        search_free=search_free,
+        mask=tuple(mask),
+        truth=tuple(truth),
+        agreement=tuple(agreement),
+        unique_queries=tuple(unique),
+        r_format=r_format,
+        calls=len(episode.calls),
+    )
+
+
+def figures(rows: Sequence[Row]) -> dict[str, float | int | None]:
+    """The figures of SPEC 6 over rows; fractions in [0, 1], None where undefined.
+
+    acc: share right. sr: share of questions on which a tool was called. over_search: searched, over
+    all search_free. under_search: not searched and wrong, over all not search_free. mask_agreement:
+    mean over verified outputs of the share of items on which mask and labels agree. mask_balanced:
+    mean of the shares of useful items kept and of useless items dropped, over all items with a
+    readable mask. unique_queries: mean of unique well-formed proposals a text search. r_format:
+    mean.
+    calls_per_question: mean tool calls. n: rows; n_search_free, n_items_verified: denominators.
+    """
+    sums = {name: _sums(rows, name).sum(axis=0) for name in _PARTS}
+    out: dict[str, float | int | None] = {name: _ratio(s) for name, s in sums.items()}
+    out |= {
+        "n": len(rows),
+        "n_search_free": sum(r.search_free for r in rows),
+        "n_items_verified": sum(len(r.mask) for r in rows),
+    }
+    return out
+
+
+# Figure -> its parts, each (numerator, denominator) of one row; a figure is the mean of its parts'
+# ratios of sums.
+_PARTS: dict[str, tuple[Callable[[Row], tuple[float, float]], ...]] = {
+    "acc": (lambda r: (r.is_right, 1),),
+    "sr": (lambda r: (r.has_searched, 1),),
+    "over_search": (lambda r: (r.has_searched and r.search_free, r.search_free),),
+    "under_search": (
+        lambda r: (
+            not (r.has_searched or r.is_right or r.search_free),
+            not r.search_free,
+        ),
+    ),
+    "mask_agreement": (lambda r: (sum(r.agreement), len(r.agreement)),),
+    "mask_balanced": (
+        lambda r: (sum(m and t for m, t in zip(r.mask, r.truth)), sum(r.truth)),
+        lambda r: (
+            sum(not (m or t) for m, t in zip(r.mask, r.truth)),
+            len(r.truth) - sum(r.truth),
+        ),
+    ),
+    "unique_queries": (lambda r: (sum(r.unique_queries), len(r.unique_queries)),),
+    "r_format": (lambda r: (r.r_format, 1),),
+    "calls_per_question": (lambda r: (r.calls, 1),),
+}
+
+
+def paired_difference(
+    before: Sequence[Row], after: Sequence[Row], figure: str, *, seed: int = 0, draws: int = 4000
+) -> dict[str, float | None]:
+    """after - before of one figure, with a 95% bootstrap interval over items.
+
+    Items are drawn with replacement and all of an item's rows go together, in both policies at
+    once: the same questions are compared.
+
+    Args:
+      before, after: rows of the same questions in the same order.
+      figure: a key of `figures` that is a ratio.
+      seed, draws: of the bootstrap.
+    Returns:
+      {difference, low, high}; None where undefined.
+    Raises:
+      ValueError: the rows are not of the same questions.
+    """
+    if [r.item for r in before] != [r.item for r in after]:
+        raise ValueError("a paired comparison needs the same questions in the same order")
+    names = {item: i for i, item in enumerate(dict.fromkeys(r.item for r in before))}
+    where = np.array([names[r.item] for r in before], int)
+    sides = []
+    for rows in (before, after):
+        sums = np.zeros((len(names), len(_PARTS[figure]), 2))
+        np.add.at(sums, where, _sums(rows, figure))
+        sides.append(sums)
+    ends = [_ratio(s.sum(axis=0)) for s in sides]
+    if None in ends:
+        return {"difference": None, "low": None, "high": None}
+    rng = np.random.default_rng(seed)
+    weights = rng.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)
+    drawn = [np.einsum("di,ipk->dpk", weights, s) for s in sides]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios = [(d[..., 0] / d[..., 1]).mean(axis=1) for d in drawn]
+    gaps = ratios[1] - ratios[0]
+    low, high = np.percentile(gaps[np.isfinite(gaps)], [2.5, 97.5])
+    return {"difference": ends[1] - ends[0], "low": float(low), "high": float(high)}
+
+
+def _sums(rows: Sequence[Row], figure: str) -> np.ndarray:
+    """float[rows, parts, 2]: numerator and denominator."""
+    parts = _PARTS[figure]
+    values = [[part(row) for part in parts] for row in rows]
+    return np.array(values, np.float64).reshape(len(rows), len(parts), 2)
+
+
+def _ratio(sums: np.ndarray) -> float | None:
+    if (sums[:, 1] == 0).any():
+        return None
+    return float((sums[:, 0] / sums[:, 1]).mean())

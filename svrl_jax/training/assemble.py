@@ -1,0 +1,152 @@
+"""A config -> everything a run works with: policy folder, prompts, tools, sampler.
+
+One flat place where the pieces meet; train, eval, ask and label all start here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from svrl_jax.data import world
+from svrl_jax.models.qwen_vl import QwenVL
+from svrl_jax.models.qwen_vl.weights import load_weights
+from svrl_jax.processing.images import ImageProcessor
+from svrl_jax.processing.tokenizer import Tokenizer
+from svrl_jax.protocol.prompts import PromptBuilder, read_prompt
+from svrl_jax.rollout import episodes as episodes_lib
+from svrl_jax.rollout.policy import TurnSampler
+from svrl_jax.rollout.scheduler import EnginePolicy, banned_ids
+from svrl_jax.search.local import LocalTools
+from svrl_jax.types import Episode, Task
+
+_CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass
+class Bench:
+    """What a run works with.
+
+    Attributes:
+      config: the whole config.
+      folder: the initial policy's Hugging Face folder.
+      model: the initial policy.
+      initial_params: its parameters, `nnx.split(model)[1]`.
+      tokenizer, builder, tools: text to ids, task to prompt, the two searches.
+      banned: ids that no policy may draw.
+      sampler: the engine; `set_params` before use.
+    """
+
+    config: ConfigDict
+    folder: pathlib.Path
+    model: QwenVL
+    initial_params: Any
+    tokenizer: Tokenizer
+    builder: PromptBuilder
+    tools: LocalTools
+    banned: tuple[int, ...]
+    sampler: EnginePolicy
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        policy: TurnSampler,
+        *,
+        step: int,
+        group_size: int,
+        regime: str = "agent",
+        temperature: float = 1.0,
+        query_choice: str = "first",
+        policy_name: str = "policy",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[list[Episode]]:
+        """Episodes [P][G] of the tasks; see `rollout.episodes.run_episodes`."""
+        return episodes_lib.run_episodes(
+            tasks,
+            self.builder.build_all(tasks, regime),
+            policy,
+            self.tools if regime == "agent" else None,
+            self.tokenizer,
+            self.model.config,
+            self.config.rollout,
+            self.config.search,
+            seed=self.config.seed,
+            step=step,
+            group_size=group_size,
+            regime=regime,
+            temperature=temperature,
+            query_choice=query_choice,
+            policy_name=policy_name,
+            progress=progress,
+        )
+
+
+def policy_folder(path: str | None) -> pathlib.Path:
+    """The initial policy's folder: as given, or relative to the checkout.
+
+    Raises:
+      FileNotFoundError: there is none; names the key and the command that makes the shipped one.
+    """
+    if not path:
+        raise FileNotFoundError("config.model.folder is not set: name a Hugging Face folder")
+    for candidate in (pathlib.Path(path), _CHECKOUT / path):
+        if (candidate / "config.json").is_file():
+            return candidate
+    raise FileNotFoundError(
+        f"config.model.folder={path!r} holds no config.json: name a Hugging Face folder, or make "
+        "the embedded one with `make pretrain`"
+    )
+
+
+def assemble(config: ConfigDict) -> Bench:
+    """Loads and builds everything; see Bench."""
+    folder = policy_folder(config.model.folder)
+    model, model_config = load_weights(folder, dtype=jnp.dtype(config.model.param_dtype))
+    tokenizer = Tokenizer.from_folder(folder)
+    texts = {
+        "agent": read_prompt(config.prompt.agent_file),
+        "direct": read_prompt(config.prompt.direct_file),
+    }
+    banned = banned_ids(model_config, len(tokenizer))
+    return Bench(
+        config=config,
+        folder=folder,
+        model=model,
+        initial_params=nnx.split(model)[1],
+        tokenizer=tokenizer,
+        builder=PromptBuilder(tokenizer, ImageProcessor.from_folder(folder), model_config, texts),
+        tools=LocalTools(
+            config.search, config.data.picture_width_px, config.data.picture_height_px
+        ),
+        banned=banned,
+        sampler=EnginePolicy(model, banned, config.rollout),
+    )
+
+
+def train_stream(config: ConfigDict, position: int = 0) -> world.TrainStream:
+    """The training tasks from row `position` on."""
+    return world.TrainStream(
+        config.seed,
+        config.data.prompts_per_step,
+        config.data.picture_width_px,
+        config.data.picture_height_px,
+        position,
+    )
+
+
+def eval_tasks(config: ConfigDict, split: str) -> list[Task]:
+    """A split's tasks, `data.draws_per_item` an item, the first `eval.num_items` items or all."""
+    tasks = world.eval_tasks(
+        split,
+        config.data.draws_per_item,
+        config.data.picture_width_px,
+        config.data.picture_height_px,
+    )
+    keep = config.eval.num_items * config.data.draws_per_item
+    return tasks[:keep] if keep else tasks

@@ -1,0 +1,145 @@
+"""A trained policy beside the initial one -> summary.json, a table and the curves of the run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from svrl_jax.evals import evaluate, marks, stats
+from svrl_jax.protocol.prompts import prompt_hash
+from svrl_jax.rewards.oracle import RuleOracle
+from svrl_jax.rollout.policy import ScriptedPolicy, TurnSampler
+from svrl_jax.training.assemble import Bench, eval_tasks
+from svrl_jax.training.labels import EVAL_STEP, SearchFree
+
+TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
+# Whose difference is worth an interval.
+COMPARED = (
+    "acc", "sr", "over_search", "under_search", "mask_balanced", "unique_queries", "r_format",
+)  # fmt: skip
+
+
+def evaluate_split(
+    bench: Bench,
+    sampler: TurnSampler,
+    split: str,
+    temperature: float,
+    search_free: SearchFree,
+    oracle: RuleOracle,
+    name: str,
+) -> list[stats.Row]:
+    """Rows of one policy on one split, one episode a task; the keys are the same for every
+    policy.
+    """
+    tasks = eval_tasks(bench.config, split)
+    free = dict(zip([t.id for t in tasks], search_free.of(tasks), strict=True))
+    groups = bench.run(
+        tasks,
+        sampler,
+        step=EVAL_STEP,
+        group_size=1,
+        temperature=temperature,
+        query_choice=bench.config.eval.query_choice,
+        policy_name=name,
+    )
+    return evaluate.make_rows(
+        [g[0] for g in groups],
+        tasks,
+        scorer=bench.config.reward.scorer,
+        search_free=free,
+        label=oracle.label,
+    )
+
+
+def evaluate_policy(
+    bench: Bench, params: Any, search_free: SearchFree, oracle: RuleOracle, name: str, say
+) -> dict[str, dict[str, list[stats.Row]]]:
+    """split -> mode -> rows, for every split and mode of `config.eval`."""
+    out: dict[str, dict[str, list[stats.Row]]] = {}
+    for split, mode in itertools.product(bench.config.eval.splits, bench.config.eval.modes):
+        say(f"evaluating the {name} policy on {split}, {mode}")
+        tasks = eval_tasks(bench.config, split)
+        search_free.ensure(tasks)  # before set_params: it samples from the initial policy
+        bench.sampler.set_params(params)
+        rows = evaluate_split(
+            bench, bench.sampler, split, TEMPERATURES[mode], search_free, oracle, name
+        )
+        out.setdefault(split, {})[mode] = rows
+    return out
+
+
+def evaluate_marks(bench: Bench, search_free: SearchFree, oracle: RuleOracle) -> dict[str, Any]:
+    """mark -> split -> figures of the scripted agents, over the same tasks and tools."""
+    config, out = bench.config, {}
+    for name, habits in marks.MARKS.items():
+        script = marks.scripted(habits, config.rollout.num_queries, config.pretrain.known_share)
+        policy = ScriptedPolicy(script, bench.tokenizer)
+        out[name] = {
+            split: stats.figures(
+                evaluate_split(bench, policy, split, 0.0, search_free, oracle, name)
+            )
+            for split in config.eval.splits
+        }
+    return out
+
+
+def summarise(
+    bench: Bench,
+    rows: dict[str, dict[str, dict[str, list[stats.Row]]]],
+    mark_figures: dict[str, Any],
+) -> dict[str, Any]:
+    """The run's summary.
+
+    Args:
+      rows: policy (`initial`, `trained`) -> split -> mode -> rows.
+      mark_figures: from `evaluate_marks`.
+    Returns:
+      {initial, trained} x split x mode x figures; `difference` (trained - initial, paired, 95%
+      intervals over items) x split x mode; `marks`; `labels` naming scorer, prompt and label
+      source.
+    """
+    summary: dict[str, Any] = {
+        policy: {
+            split: {mode: stats.figures(r) for mode, r in modes.items()}
+            for split, modes in splits.items()
+        }
+        for policy, splits in rows.items()
+    }
+    if {"initial", "trained"} <= set(rows):
+        summary["difference"] = {
+            split: {
+                mode: {
+                    figure: stats.paired_difference(before, rows["trained"][split][mode], figure)
+                    for figure in COMPARED
+                }
+                for mode, before in modes.items()
+            }
+            for split, modes in rows["initial"].items()
+        }
+    summary["marks"] = mark_figures
+    config = bench.config
+    summary["labels"] = {
+        "scorer": config.reward.scorer,
+        "search_free": f"initial policy, {config.reward.search_free_source}",
+        "oracle": "rule",
+        "query_choice": config.eval.query_choice,
+        "prompt": prompt_hash(bench.builder.texts["agent"]),
+        "draws_per_item": config.data.draws_per_item,
+    }
+    return summary
+
+
+def compare(
+    bench: Bench,
+    trained: Any,
+    search_free: SearchFree,
+    oracle: RuleOracle,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Evaluates initial and trained parameters and the marks; returns the summary."""
+    rows = {
+        name: evaluate_policy(bench, params, search_free, oracle, name, say)
+        for name, params in (("initial", bench.initial_params), ("trained", trained))
+    }
+    return summarise(bench, rows, evaluate_marks(bench, search_free, oracle))

@@ -1,0 +1,76 @@
+"""Tasks -> search_free labels during a run: shipped ones, the run's own, or made when missing."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+from collections.abc import Callable, Sequence
+
+from svrl_jax.protocol.prompts import prompt_hash
+from svrl_jax.rewards.search_free import LabelStore, make_labels
+from svrl_jax.training.assemble import Bench
+from svrl_jax.types import Task
+
+SHIPPED_NAME = "search_free.json"
+# Evaluation and labelling draw with step numbers that no training step has.
+LABEL_STEP = 2**31
+EVAL_STEP = 2**31 + 1
+_CHUNK = 256  # tasks a pass: bounds what is held at once
+
+
+def label_fingerprint(bench: Bench) -> dict[str, str]:
+    """What labels belong to: the initial policy's weights, the direct prompt, the scorer."""
+    digest = hashlib.sha256()
+    for path in sorted(bench.folder.glob("*.safetensors")):
+        digest.update(path.read_bytes())
+    digest.update((bench.folder / "tokenizer.json").read_bytes())
+    return {
+        "policy": digest.hexdigest()[:16],
+        "prompt": prompt_hash(bench.builder.texts["direct"]),
+        "scorer": bench.config.reward.scorer,
+    }
+
+
+class SearchFree:
+    """Labels of tasks; what is missing is made by the initial policy and kept in the run's
+    folder.
+    """
+
+    def __init__(self, bench: Bench, own: pathlib.Path | None, say: Callable[[str], None]):
+        """Args: own: the run's label file, or None; say: takes a line for the user."""
+        self._bench, self._say = bench, say
+        self.store = LabelStore(bench.folder / SHIPPED_NAME, own, label_fingerprint(bench))
+        for path in self.store.stale:
+            say(f"{path} was made by another policy, prompt or scorer and is not used")
+
+    def of(self, tasks: Sequence[Task]) -> list[bool]:
+        """search_free of each task."""
+        self.ensure(tasks)
+        return [self.store.is_free(t, self._bench.config.reward) for t in tasks]
+
+    def ensure(self, tasks: Sequence[Task]) -> int:
+        """Makes the missing labels; returns how many were made."""
+        missing = self.store.missing(tasks)
+        if missing:
+            self._say(f"labelling {len(missing)} tasks with the initial policy (no tools)")
+        for start in range(0, len(missing), _CHUNK):
+            self.store.add(self._make(missing[start : start + _CHUNK]))
+        return len(missing)
+
+    def _make(self, tasks: Sequence[Task]):
+        bench = self._bench
+        bench.sampler.set_params(bench.initial_params)
+
+        def run_direct(tasks, group_size, temperature):
+            return bench.run(
+                tasks,
+                bench.sampler,
+                step=LABEL_STEP,
+                group_size=group_size,
+                regime="direct",
+                temperature=temperature,
+                policy_name="initial",
+            )
+
+        reward = bench.config.reward
+        return make_labels(tasks, run_direct, reward.scorer, reward.search_free_samples)

@@ -1,0 +1,114 @@
+"""The training loop: SVRL as the method reads (SPEC 2 to 4, arXiv:2609.08025)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from svrl_jax import checkpoint, grpo
+from svrl_jax.data.world import TrainStream
+from svrl_jax.records import Record
+from svrl_jax.rewards import score as rewards
+from svrl_jax.rewards.oracle import RuleOracle
+from svrl_jax.training import labels as labels_lib
+from svrl_jax.training import metrics as metrics_lib
+from svrl_jax.training.assemble import Bench
+from svrl_jax.training.progress import Progress
+from svrl_jax.training.run_folder import RunFolder
+
+
+def train(
+    bench: Bench,
+    run: RunFolder,
+    checkpoints: checkpoint.Checkpoints,
+    state: grpo.TrainState,
+    spec: grpo.UpdateSpec,
+    tasks_stream: TrainStream,
+    search_free: labels_lib.SearchFree,
+    oracle: RuleOracle,
+    progress: Progress,
+) -> grpo.TrainState:
+    """Trains from `state.step` to `config.num_steps` and returns the last state.
+
+    Every step is written before the next begins; checkpoints hold the state, the data position and
+    the config together, so the same command goes on where a stopped run's last checkpoint was.
+    """
+    config = bench.config
+    for step in range(int(state.step), config.num_steps):
+        clock = metrics_lib.Clock()
+        tasks = next(tasks_stream)  # [P] Task
+        bench.sampler.set_params(state.params)
+        episodes = bench.run(  # [P][G] Episode
+            tasks,
+            bench.sampler,
+            step=step,
+            group_size=config.rollout.group_size,
+            temperature=config.rollout.temperature,
+            query_choice=config.rollout.query_choice,
+            progress=progress.rollout,
+        )
+        clock.lap("rollout")
+        free = search_free.of(tasks)  # [P] bool
+        verdicts = [[oracle.label(t, e) for e in g] for t, g in zip(tasks, episodes, strict=True)]
+        scores = rewards.score_groups(  # [P][G] Score, each factor kept
+            episodes, tasks, config.reward, verdicts, free, config.rollout.num_queries
+        )
+        totals, valid = grpo.stack_totals(scores, len(tasks), config.rollout.group_size)
+        advantages = grpo.group_advantages(  # float32[P, G]
+            totals,
+            valid,
+            objective=config.grpo.objective,
+            equal_tolerance=config.grpo.equal_tolerance,
+        )
+        batch = grpo.make_batches(  # rows of static shapes
+            episodes,
+            advantages,
+            valid,
+            config.grpo,
+            merge_size=bench.model.config.vision_config.spatial_merge_size,
+            image_token_id=bench.model.config.image_token_id,
+            pad_id=bench.tokenizer.pad_id,
+        )
+        clock.lap("reward")
+        state, figures, logps = grpo.update(state, bench.initial_params, batch, spec)
+        clock.lap("update")
+        line = metrics_lib.of_step(episodes, scores, figures, clock)
+        records = _records(episodes, tasks, scores, advantages, logps)
+        run.write(step, line, records if config.log_episodes else None)
+        progress.step(step, line)
+        done = step + 1
+        if done % config.save_every == 0 or done == config.num_steps:
+            checkpoints.save(
+                done,
+                state,
+                data_position=tasks_stream.position,
+                config=run.config,
+                host={"saved": time.strftime("%Y-%m-%dT%H:%M:%S")},
+            )
+    return state
+
+
+def restore(
+    checkpoints: checkpoint.Checkpoints, state: grpo.TrainState
+) -> tuple[grpo.TrainState, int]:
+    """The newest finished checkpoint's state and data position; (`state`, 0) if there is none."""
+    found = checkpoints.restore(state)
+    return (state, 0) if found is None else (found.state, found.data_position)
+
+
+def _records(
+    episodes, tasks, scores, advantages: np.ndarray, logps: Sequence[Sequence]
+) -> list[Record]:
+    return [
+        Record(
+            episode=episode,
+            task=task,
+            score=scores[p][g],
+            advantage=float(advantages[p, g]),
+            per_token_logps=logps[p][g],
+        )
+        for p, task in enumerate(tasks)
+        for g, episode in enumerate(episodes[p])
+    ]
