@@ -1,37 +1,57 @@
-"""summary.json -> a table for the screen and for the run folder (Markdown)."""
+"""summary.json -> tables for the screen and for the run folder (Markdown)."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 TITLES = {
-    "acc": "Acc", "sr": "SR", "over_search": "over-search", "under_search": "under-search",
-    "mask_agreement": "mask raw", "mask_balanced": "mask balanced",
-    "unique_queries": "unique queries", "r_format": "format", "n": "n",
-}  # fmt: skip
+    "acc": "Acc",
+    "sr": "SR",
+    "over_search": "over-search",
+    "under_search": "under-search",
+    "mask_agreement": "mask, raw",
+    "mask_balanced": "mask, balanced",
+    "unique_queries": "unique queries",
+    "r_format": "format",
+    "n": "questions",
+}
+_MODES = {"sampled": "T = 1", "greedy": "greedy"}
 
 
-def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """(row name, cells by TITLES): policies by split and mode, their difference, then the marks."""
-    rows: list[tuple[str, list[str]]] = []
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One table: `rows` are lists as long as `columns`."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def blocks(summary: Mapping[str, Any]) -> list[Block]:
+    """A table a split and mode (initial, trained, paired difference), then one of marks a split."""
     policies = [p for p in ("initial", "trained") if p in summary]
-    splits = list(summary[policies[0]])
-    for split in splits:
-        for mode in summary[policies[0]][split]:
-            for policy in policies:
-                figures = summary[policy][split][mode]
-                rows.append((f"{split}, {mode}: {policy}", [_cell(figures[k]) for k in TITLES]))
+    found = []
+    for split, modes in summary[policies[0]].items():
+        for mode in modes:
+            columns = ["", *policies]
+            sides = [summary[p][split][mode] for p in policies]
+            rows = [[title, *[_cell(s[key]) for s in sides]] for key, title in TITLES.items()]
             if "difference" in summary:
-                found = summary["difference"][split][mode]
-                cells = [_interval(found.get(k)) for k in TITLES]
-                rows.append((f"{split}, {mode}: difference (95%)", cells))
-        for mark, by_split in summary["marks"].items():
-            cells = [_cell(by_split[split][k]) for k in TITLES]
-            rows.append((f"{split}: mark {mark}", cells))
-    return rows
+                columns.append("difference (95%)")
+                gaps = summary["difference"][split][mode]
+                for row, key in zip(rows, TITLES, strict=True):
+                    row.append(_interval(gaps.get(key)))
+            found.append(Block(f"{split}, {_MODES[mode]}", tuple(columns), _tuples(rows)))
+        marks = summary["marks"]
+        rows = [[t, *[_cell(m[split][key]) for m in marks.values()]] for key, t in TITLES.items()]
+        columns = ("", *[name.replace("_", " ") for name in marks])
+        found.append(Block(f"{split}, scripted marks", columns, _tuples(rows)))
+    return found
 
 
 def footnote(summary: Mapping[str, Any]) -> str:
@@ -39,30 +59,43 @@ def footnote(summary: Mapping[str, Any]) -> str:
     labels = summary["labels"]
     return (
         f"scorer {labels['scorer']}; search_free by {labels['search_free']}; mask labels by the "
-        f"{labels['oracle']} oracle; prompt {labels['prompt']}; over-search = searched among "
-        "search_free, under-search = neither searched nor right among the others; SR = share of "
-        f"questions searched; {labels['draws_per_item']} picture draws an item; intervals are "
-        "paired and over items"
+        f"{labels['oracle']} oracle; prompt {labels['prompt']}; the {labels['query_choice']} "
+        f"proposal is run; {labels['draws_per_item']} picture draws an item. SR: share of questions "
+        "on which a tool was called. Over-search: searched, among search_free questions. "
+        "Under-search: neither searched nor right, among the others. Intervals: paired bootstrap "
+        "over items."
     )
 
 
 def as_markdown(summary: Mapping[str, Any]) -> str:
-    """The table as Markdown, its footnote behind it."""
-    lines = ["| | " + " | ".join(TITLES.values()) + " |", "|---" * (len(TITLES) + 1) + "|"]
-    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in summary_rows(summary)]
-    return "\n".join([*lines, "", footnote(summary), ""])
+    """The tables as Markdown, the footnote behind them."""
+    lines: list[str] = []
+    for block in blocks(summary):
+        lines += [f"**{block.title}**", "", _line(block.columns)]
+        lines.append("|---" + "|--:" * (len(block.columns) - 1) + "|")
+        lines += [*map(_line, block.rows), ""]
+    return "\n".join([*lines, footnote(summary), ""])
 
 
-def as_screen(summary: Mapping[str, Any]) -> Table:
-    """The table for a terminal."""
-    table = Table(caption=footnote(summary), caption_justify="left")
-    table.add_column("")
-    for title in TITLES.values():
-        table.add_column(title, justify="right")
-    for name, cells in summary_rows(summary):
-        style = "bold" if "trained" in name else "dim" if "mark" in name else ""
-        table.add_row(name, *cells, style=style)
-    return table
+def as_screen(summary: Mapping[str, Any]) -> RenderableType:
+    """The tables for a terminal of 80 columns."""
+    tables: list[RenderableType] = []
+    for block in blocks(summary):
+        table = Table(title=block.title, title_justify="left")
+        for column in block.columns:
+            table.add_column(column, justify="right" if column else "left", no_wrap=True)
+        for row in block.rows:
+            table.add_row(*row)
+        tables.append(table)
+    return Group(*tables, footnote(summary))
+
+
+def _tuples(rows: list[list[str]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(map(tuple, rows))
+
+
+def _line(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def _cell(value: float | int | None) -> str:
