@@ -53,7 +53,12 @@ def evaluate_split(
 
 
 def evaluate_policy(
-    bench: Bench, params: Any, search_free: SearchFree, oracle: RuleOracle, name: str, say
+    bench: Bench,
+    params: Any,
+    search_free: SearchFree,
+    oracle: RuleOracle,
+    name: str,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[str, list[stats.Row]]]:
     """split -> mode -> rows, for every split and mode of `config.eval`."""
     out: dict[str, dict[str, list[stats.Row]]] = {}
@@ -99,13 +104,7 @@ def summarise(
       intervals over items) x split x mode; `marks`; `labels` naming scorer, prompt and label
       source.
     """
-    summary: dict[str, Any] = {
-        policy: {
-            split: {mode: stats.figures(r) for mode, r in modes.items()}
-            for split, modes in splits.items()
-        }
-        for policy, splits in rows.items()
-    }
+    summary: dict[str, Any] = {policy: figures_of(splits) for policy, splits in rows.items()}
     if {"initial", "trained"} <= set(rows):
         summary["difference"] = {
             split: {
@@ -128,6 +127,14 @@ def summarise(
         "draws_per_item": config.data.draws_per_item,
     }
     return summary
+
+
+def figures_of(rows: dict[str, dict[str, list[stats.Row]]]) -> dict[str, dict[str, Any]]:
+    """split -> mode -> figures."""
+    return {
+        split: {mode: stats.figures(r) for mode, r in modes.items()}
+        for split, modes in rows.items()
+    }
 
 
 def compare(

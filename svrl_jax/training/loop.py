@@ -12,6 +12,7 @@ from svrl_jax.data.world import TrainStream
 from svrl_jax.records import Record
 from svrl_jax.rewards import score as rewards
 from svrl_jax.rewards.oracle import RuleOracle
+from svrl_jax.training import finish
 from svrl_jax.training import labels as labels_lib
 from svrl_jax.training import metrics as metrics_lib
 from svrl_jax.training.assemble import Bench
@@ -79,6 +80,9 @@ def train(
         run.write(step, line, records if config.log_episodes else None)
         progress.step(step, line)
         done = step + 1
+        if config.eval.every and done % config.eval.every == 0:
+            rows = finish.evaluate_policy(bench, state.params, search_free, oracle, "policy")
+            run.write_eval(done, finish.figures_of(rows))
         if done % config.save_every == 0 or done == config.num_steps:
             checkpoints.save(
                 done,

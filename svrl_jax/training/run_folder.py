@@ -42,6 +42,7 @@ OWN_NAMES = (
     "checkpoints",
     "export",
     "figures",
+    "evals",
 )
 # Distributions whose versions can change a result.
 PACKAGES = (
@@ -149,6 +150,11 @@ class RunFolder:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(_line({"step": step} | to_json_value(metrics)))
         self._written.add(step)
+
+    def write_eval(self, step: int, figures: Any) -> None:
+        """Writes the figures of an evaluation after `step` steps into evals/."""
+        (self.path / "evals").mkdir(exist_ok=True)
+        self.write_json(f"evals/step_{step:06d}.json", figures)
 
     def write_json(self, name: str, value: Any) -> None:
         """Writes a JSON file of the run, such as summary.json, all at once."""
