@@ -24,6 +24,7 @@ from svrl_jax.models.qwen_vl.model import QwenVL
 from svrl_jax.models.qwen_vl.text import init_cache
 from svrl_jax.models.qwen_vl.vision import plan_vision
 from svrl_jax.rollout import sampling
+from svrl_jax.rollout.decode import begin_chunk, decode_step
 
 PREFILL_TOKENS = 1024  # rows x tokens of the largest prefill program
 PREFILL_CHUNKS = (32, 256)  # tokens a row of one prefill program; the longer for long contexts only
@@ -293,7 +294,9 @@ class Engine:
         k, v = _rows(state, slots, length)
         hidden, k, v = model.extend(ids, positions, k, v, starts, embeds, image_index)
         last_hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
-        state = _write_back(state, k, v, slots, starts, ids.shape[1])
+        columns = starts[:, None] + jnp.arange(ids.shape[1])  # [B, T]
+        rows = jnp.arange(len(ids))[:, None]
+        state = _write(state, k[:, rows, columns], v[:, rows, columns], slots, starts)
         hidden = state.hidden.at[final].set(last_hidden, mode="drop")
         return dataclasses.replace(state, hidden=hidden)
 
@@ -312,21 +315,20 @@ class Engine:
         model = nnx.merge(self._graphdef, params)
 
         def step(carry, i):
-            hidden, k, v = carry
+            hidden, new = carry
             ids, logps = sampling.draw_tokens(
                 model.logits(hidden), keys, starts + i, temperature, self._banned
             )
-            # Behind the last picture the three axes count alike.
-            positions = jnp.broadcast_to((next_position + i)[:, None], (3, len(ids), 1))
-            hidden, k, v = model.extend(ids[:, None], positions, k, v, starts + i)
-            return (hidden[:, 0], k, v), (ids, logps)
+            hidden, new = decode_step(model, ids, next_position + i, old, new, starts, i)
+            return (hidden, new), (ids, logps)
 
         k, v = _rows(state, slots, length)
+        old, new = begin_chunk(k, v, self.decode_chunk, state.hidden.dtype)
         hidden = state.hidden.at[slots].get(mode="clip")
-        (hidden, k, v), (ids, logps) = jax.lax.scan(
-            step, (hidden, k, v), jnp.arange(self.decode_chunk)
+        (hidden, new), (ids, logps) = jax.lax.scan(
+            step, (hidden, new), jnp.arange(self.decode_chunk)
         )
-        state = _write_back(state, k, v, slots, starts, self.decode_chunk)
+        state = _write(state, new.k, new.v, slots, starts)
         hidden = state.hidden.at[slots].set(hidden, mode="drop")
         return dataclasses.replace(state, hidden=hidden), ids, logps
 
@@ -340,17 +342,15 @@ def _rows(state: SlotState, slots: jax.Array, length: int) -> tuple[jax.Array, j
     )
 
 
-def _write_back(
-    state: SlotState, k: jax.Array, v: jax.Array, slots: jax.Array, starts: jax.Array, count: int
+def _write(
+    state: SlotState, k: jax.Array, v: jax.Array, slots: jax.Array, starts: jax.Array
 ) -> SlotState:
-    """Writes the `count` new entries of each row from the working copy into its slot."""
-    rows = jnp.arange(slots.shape[0])[:, None]
-    columns = starts[:, None] + jnp.arange(count)  # [B, count]
-    where = (slice(None), slots[:, None], columns)
+    """Writes new entries float[layers, B, T, K, H] behind `starts` int32[B] of the rows' slots."""
+    where = (slice(None), slots[:, None], starts[:, None] + jnp.arange(k.shape[2]))
     return dataclasses.replace(
         state,
-        k=state.k.at[where].set(k[:, rows, columns], mode="drop"),
-        v=state.v.at[where].set(v[:, rows, columns], mode="drop"),
+        k=state.k.at[where].set(k.astype(state.k.dtype), mode="drop"),
+        v=state.v.at[where].set(v.astype(state.v.dtype), mode="drop"),
     )
 
 
