@@ -71,30 +71,6 @@ class Record:
     per_token_logps: np.ndarray | None = None
 
 
-def step_records(
-    tasks: Sequence[Task],
-    episodes: Sequence[Sequence[Episode]],
-    scores: Sequence[Sequence[Score]],
-    advantages: np.ndarray,
-    per_token_logps: Sequence[Sequence[np.ndarray | None]],
-) -> list[Record]:
-    """A training step's records, prompt by prompt.
-
-    Args:
-      tasks: [P].
-      episodes, scores: [P][G].
-      advantages: float32[P, G].
-      per_token_logps: [P][G], as `grpo.update` returns them.
-    Raises:
-      ValueError: lengths differ.
-    """
-    return [
-        Record(episode, task, score, float(advantage), logps)
-        for task, *groups in zip(tasks, episodes, scores, advantages, per_token_logps, strict=True)
-        for episode, score, advantage, logps in zip(*groups, strict=True)
-    ]
-
-
 def write_records(folder: str | os.PathLike, name: str, records: Sequence[Record]) -> pathlib.Path:
     """Writes one set of records, such as a step's; an older set of the same name is replaced at
     once.

@@ -9,7 +9,6 @@ from svrl_jax.records import (
     RecordError,
     read_records,
     record_files,
-    step_records,
     write_records,
 )
 from svrl_jax.types import (
@@ -190,18 +189,3 @@ def test_unexpected_dtype_is_refused(tmp_path):
     with pytest.raises(TypeError, match="Episode.ids is int64"):
         write_records(tmp_path, "a", [dataclasses.replace(record, episode=wrong)])
     assert not list(tmp_path.glob("*.jsonl"))
-
-
-def test_step_records_keep_groups_in_order(records):
-    a, b = (dataclasses.replace(r.task, id=name) for r, name in zip(records, "ab"))
-    episodes = [[records[0].episode, records[1].episode], [records[2].episode, records[3].episode]]
-    scores = [[records[0].score] * 2, [records[1].score] * 2]
-    advantages = np.array([[0.5, -0.5], [0.25, -0.25]], np.float32)
-    logps = [[None, np.zeros(6, np.float32)], [None, None]]
-    got = step_records([a, b], episodes, scores, advantages, logps)
-    assert [r.task.id for r in got] == ["a", "a", "b", "b"]
-    assert [r.advantage for r in got] == [0.5, -0.5, 0.25, -0.25]
-    assert [r.episode.sample for r in got] == [0, 1, 2, 3]
-    assert got[1].per_token_logps is logps[0][1] and got[0].per_token_logps is None
-    with pytest.raises(ValueError):
-        step_records([a], episodes, scores, advantages, logps)
