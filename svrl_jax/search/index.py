@@ -8,14 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from svrl_jax.data.sources import Document
+from svrl_jax.data import sources
 
 
 class TextIndex:
     """BM25 over titles and summaries. A title's words count three times: once more each copy."""
 
-    def __init__(self, documents: Sequence[Document]):
-        import bm25s  # imported late: it runs a jax function when imported
+    def __init__(self, documents: Sequence[sources.Document]):
+        try:
+            import bm25s  # imported late: it runs a jax function when imported
+        except ImportError as error:
+            raise sources.missing("bm25s") from error
 
         self._bm25s = bm25s
         self.documents = tuple(documents)
@@ -24,7 +27,7 @@ class TextIndex:
         self._index = bm25s.BM25(backend="numpy")
         self._index.index(tokens, show_progress=False)
 
-    def search(self, query: str, top_k: int) -> list[tuple[Document, float]]:
+    def search(self, query: str, top_k: int) -> list[tuple[sources.Document, float]]:
         """The best documents and their scores, best first; [] if no word of the query occurs."""
         tokens = self._bm25s.tokenize(
             [query], stopwords="en", return_ids=False, show_progress=False
@@ -50,7 +53,10 @@ class PictureIndex:
     """
 
     def __init__(self, titles: Sequence[str], pictures: Sequence[np.ndarray], grid=(2, 3)):
-        from usearch.index import Index
+        try:
+            from usearch.index import Index
+        except ImportError as error:
+            raise sources.missing("usearch") from error
 
         self.titles, self.grid = tuple(titles), grid
         vectors = np.stack([self._embed(p) for p in pictures])
