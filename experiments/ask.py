@@ -9,7 +9,6 @@ from flax import nnx
 
 from experiments import command_line
 from svrl_jax import config as config_lib
-from svrl_jax.models.qwen_vl.weights import load_weights
 from svrl_jax.processing.images import load_picture
 from svrl_jax.training import assemble
 from svrl_jax.types import Episode, Task
@@ -43,7 +42,8 @@ def main(call: command_line.Call) -> int:
     data = path.read_bytes()
     load_picture(data)  # before anything is built
     bench = assemble.assemble(config)
-    model, _ = load_weights(assemble.policy_folder(call.values.policy or config.model.folder))
+    policy = assemble.policy_folder(call.values.policy or config.model.folder)
+    model = assemble.load_policy(policy, config.model.param_dtype)
     bench.sampler.set_params(nnx.split(model)[1])
     task = Task("ask", call.values.question, data, ("",), "ask", "")
     [[episode]] = bench.run(

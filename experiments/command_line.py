@@ -19,6 +19,7 @@ from svrl_jax.config import ConfigError
 from svrl_jax.data.sources import MissingDataError
 from svrl_jax.processing.images import PictureError
 from svrl_jax.records import RecordError
+from svrl_jax.training.assemble import PolicyFolderError
 from svrl_jax.training.run_folder import RunFolderError
 
 
@@ -43,7 +44,7 @@ class UsageError(Exception):
 
 _KNOWN = (
     UsageError, ConfigError, CheckpointError, MissingDataError, PictureError, RecordError,
-    RunFolderError, FileNotFoundError,
+    RunFolderError, PolicyFolderError, FileNotFoundError,
 )  # fmt: skip
 
 

@@ -13,12 +13,10 @@ from flax import nnx
 from experiments import command_line
 from svrl_jax import config as config_lib
 from svrl_jax.evals import evaluate, stats
-from svrl_jax.models.qwen_vl.weights import load_weights
 from svrl_jax.protocol.prompts import prompt_hash
 from svrl_jax.records import Record, write_records
-from svrl_jax.training import assemble
+from svrl_jax.training import assemble, run_folder
 from svrl_jax.training.labels import EVAL_STEP, SearchFree
-from svrl_jax.training.run_folder import RunFolder
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -38,12 +36,12 @@ def main(call: command_line.Call) -> int:
     """Evaluates every split and mode of `config.eval`."""
     config = command_line.config_of(call.values)
     config_lib.check(config, training=False)
-    assemble.policy_folder(config.model.folder)
-    run = RunFolder(command_line.workdir_of(call.values), config)
-    bench = assemble.assemble(config)
+    workdir = command_line.workdir_of(call.values)
+    run_folder.check_workdir(workdir, config)
     policy = assemble.policy_folder(call.values.policy or config.model.folder)
-    model, _ = load_weights(policy)
-    params = nnx.split(model)[1]
+    bench = assemble.assemble(config)
+    params = nnx.split(assemble.load_policy(policy, config.model.param_dtype))[1]
+    run = run_folder.RunFolder(workdir, config)  # last: until here nothing is written
     search_free = SearchFree(bench, run.path / "search_free.json", print)
     summary: dict = {"policy": str(call.values.policy or config.model.folder)}
     for split, mode in itertools.product(config.eval.splits, config.eval.modes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 from absl import flags
 from flax import nnx
 
@@ -11,10 +13,9 @@ from svrl_jax import config as config_lib
 from svrl_jax.analysis import figures, tables
 from svrl_jax.models.qwen_vl.weights import save_folder
 from svrl_jax.rewards.oracle import RuleOracle
-from svrl_jax.training import assemble, finish, loop
+from svrl_jax.training import assemble, finish, loop, run_folder
 from svrl_jax.training.labels import SearchFree
 from svrl_jax.training.progress import Progress
-from svrl_jax.training.run_folder import RunFolder, read_metrics
 
 
 def define_flags(values: flags.FlagValues) -> None:
@@ -27,8 +28,8 @@ def main(call: command_line.Call) -> int:
     """Sets the run up, trains, exports, evaluates, shows."""
     config = command_line.config_of(call.values)
     config_lib.check(config, training=True)
-    assemble.policy_folder(config.model.folder)  # before the workdir is made
-    run = RunFolder(command_line.workdir_of(call.values), config)
+    workdir = pathlib.Path(command_line.workdir_of(call.values))
+    run_folder.check_workdir(workdir, config)
     bench = assemble.assemble(config)
     oracle = RuleOracle(config.reward.min_alias_chars)
     spec = grpo.make_spec(
@@ -39,8 +40,10 @@ def main(call: command_line.Call) -> int:
         budget=config.rollout.budget,
         banned_ids=bench.banned,
     )
-    with checkpoint.Checkpoints(run.checkpoints, keep=config.keep_checkpoints) as checkpoints:
+    folder = workdir / run_folder.CHECKPOINTS
+    with checkpoint.Checkpoints(folder, keep=config.keep_checkpoints) as checkpoints:
         state, position = loop.restore(checkpoints, grpo.init_state(bench.initial_params, spec))
+        run = run_folder.RunFolder(workdir, config)  # only now: until here nothing is written
         start = int(state.step)
         run.start_at(start)
         with Progress(config.num_steps, start) as progress:
@@ -54,7 +57,9 @@ def main(call: command_line.Call) -> int:
             checkpoints.wait()
             model = nnx.merge(nnx.split(bench.model)[0], state.params)
             save_folder(model, run.export, dtype="bfloat16", extra_files_from=bench.folder)
-            figures.training_curves(read_metrics(run.metrics), run.figures / "training.png")
+            figures.training_curves(
+                run_folder.read_metrics(run.metrics), run.figures / "training.png"
+            )
             summary = finish.compare(bench, state.params, search_free, oracle, progress.say)
         run.write_json("summary.json", summary)
         (run.path / "summary.md").write_text(tables.as_markdown(summary), encoding="utf-8")

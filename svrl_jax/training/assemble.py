@@ -29,6 +29,10 @@ from svrl_jax.types import Episode, Task
 _CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
 
+class PolicyFolderError(RuntimeError):
+    """A policy folder that cannot be loaded; the message names it and what is wrong."""
+
+
 @dataclasses.dataclass
 class Bench:
     """What a run works with.
@@ -104,23 +108,40 @@ def policy_folder(path: str | None) -> pathlib.Path:
     )
 
 
+def load_policy(folder: pathlib.Path, dtype: str) -> QwenVL:
+    """The model of a Hugging Face folder.
+
+    Args:
+      dtype: of the parameters, `config.model.param_dtype`.
+    Raises:
+      PolicyFolderError: broken files, or weights that do not fit their config.json.
+    """
+    try:
+        return load_weights(folder, dtype=jnp.dtype(dtype))[0]
+    except ValueError as error:
+        raise PolicyFolderError(
+            f"the policy folder {folder} cannot be loaded ({error}): fetch or make it again, or "
+            "name another one"
+        ) from error
+
+
 def assemble(config: ConfigDict) -> Bench:
     """Loads and builds everything; see Bench."""
     folder = policy_folder(config.model.folder)
-    model, model_config = load_weights(folder, dtype=jnp.dtype(config.model.param_dtype))
+    model = load_policy(folder, config.model.param_dtype)
     tokenizer = Tokenizer.from_folder(folder)
     texts = {
         "agent": read_prompt(config.prompt.agent_file),
         "direct": read_prompt(config.prompt.direct_file),
     }
-    banned = banned_ids(model_config, len(tokenizer))
+    banned = banned_ids(model.config, len(tokenizer))
     return Bench(
         config=config,
         folder=folder,
         model=model,
         initial_params=nnx.split(model)[1],
         tokenizer=tokenizer,
-        builder=PromptBuilder(tokenizer, ImageProcessor.from_folder(folder), model_config, texts),
+        builder=PromptBuilder(tokenizer, ImageProcessor.from_folder(folder), model.config, texts),
         tools=LocalTools(
             config.search, config.data.picture_width_px, config.data.picture_height_px
         ),

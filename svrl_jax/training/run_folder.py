@@ -33,13 +33,14 @@ from svrl_jax.records import Record, write_atomic, write_records
 
 # Keys (with all below them) that may differ between two starts of one run.
 FREE_KEYS = ("num_steps", "save_every", "keep_checkpoints", "log_episodes", "eval")
+CHECKPOINTS = "checkpoints"
 # What a run writes into its folder.
 OWN_NAMES = (
     "environment.json",
     "metrics.jsonl",
     "summary.json",
     "episodes",
-    "checkpoints",
+    CHECKPOINTS,
     "export",
     "figures",
     "evals",
@@ -80,12 +81,7 @@ class RunFolder:
         """
         self.path = pathlib.Path(workdir).absolute()
         self.config = to_json_value(config.to_dict())
-        before = _read_config(self.path)
-        self.is_new = before is None
-        if before is None:
-            _refuse_strangers(self.path)
-        else:
-            _refuse_other_run(self.path, before, self.config)
+        self.is_new = check_workdir(self.path, config)
         starts = [*_read_starts(self.path), environment()]
         self.path.mkdir(parents=True, exist_ok=True)
         self.write_json("config.json", self.config)  # first: it makes the folder ours
@@ -102,7 +98,7 @@ class RunFolder:
     @property
     def checkpoints(self) -> pathlib.Path:
         """Folder of orbax checkpoints."""
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     @property
     def export(self) -> pathlib.Path:
@@ -165,6 +161,23 @@ class RunFolder:
         """Makes `lines` the whole file, without the torn one that a kill may have left."""
         write_atomic(self.metrics, "".join(map(_line, lines)).encode())
         self._written = {line["step"] for line in lines}
+
+
+def check_workdir(workdir: str | os.PathLike, config: ConfigDict) -> bool:
+    """Refuses what `RunFolder` would refuse, without writing anything.
+
+    Returns:
+      True if the folder holds no run yet.
+    Raises:
+      RunFolderError: it holds another config's run, or a run without its config.
+    """
+    path = pathlib.Path(workdir).absolute()
+    before = _read_config(path)
+    if before is None:
+        _refuse_strangers(path)
+    else:
+        _refuse_other_run(path, before, to_json_value(config.to_dict()))
+    return before is None
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
