@@ -167,7 +167,7 @@ def update(
 
 
 def compile_count() -> int:
-    """Number of gradient programs compiled so far in this process (CASES A-J4)."""
+    """Number of gradient programs compiled so far in this process."""
     return _accumulate._cache_size()
 
 

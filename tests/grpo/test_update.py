@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from svrl_jax.grpo import update as grpo
 from svrl_jax.grpo.batch import make_batches
 from svrl_jax.grpo.loss import loss_denominator
 from svrl_jax.grpo.optimizer import OptimOptions, decays
+from svrl_jax.grpo.update import (
+    compile_count,
+    gradients,
+    init_state,
+    make_spec,
+    place_rows,
+    update,
+)
 from tests.grpo import tiny
 
 ADVANTAGES = np.array([[0.5, -0.5], [0.3, -0.4], [0.0, 0.0]], np.float32)
@@ -29,7 +36,7 @@ def batch_of(episodes, advantages, config, valid=None):
 
 
 def spec_of(model, config):
-    return grpo.make_spec(
+    return make_spec(
         model,
         config.grpo,
         config.optim,
@@ -49,10 +56,10 @@ def params_of(model, shift=0.0):
 def gradient_of(model, batch, config, shift=0.05):
     """The whole step's gradient as one vector, at parameters `shift` away from the reference."""
     spec = spec_of(model, config)
-    rows = grpo.place_rows(batch, params_of(model), spec)
+    rows = place_rows(batch, params_of(model), spec)
     denominator = loss_denominator(spec.loss, batch.num_rows, batch.num_tokens)
     old = [r.batch.old_per_token_logps for r in rows]
-    grads, sums, _ = grpo.gradients(params_of(model, shift), rows, old, denominator, spec)
+    grads, sums, _ = gradients(params_of(model, shift), rows, old, denominator, spec)
     return tiny.flat(grads), sum(float(s["loss"]) for s in sums)
 
 
@@ -80,7 +87,7 @@ def test_first_ratio_is_one_and_log_probs_are_the_samplers(model, sampled, confi
     spec = spec_of(model, config)
     params = params_of(model)
     batch = batch_of(sampled, ADVANTAGES, config)
-    state, metrics, logps = grpo.update(grpo.init_state(params, spec), params, batch, spec)
+    state, metrics, logps = update(init_state(params, spec), params, batch, spec)
     for p in range(3):
         for g in range(2):
             np.testing.assert_allclose(logps[p][g], sampled[p][g].sampler_logps, atol=2e-5)
@@ -91,7 +98,9 @@ def test_first_ratio_is_one_and_log_probs_are_the_samplers(model, sampled, confi
     assert metrics["equal_groups"] == 1 and metrics["skipped_updates"] == 0
     # The second step on the same batch: the old log-probs stayed frozen, so the ratio moved.
     assert int(state.step) == 1
-    state, metrics, _ = grpo.update(state, params, batch, spec)
+    programs = compile_count()
+    state, metrics, _ = update(state, params, batch, spec)
+    assert compile_count() == programs
     assert abs(metrics["ratio_max"] - 1) > 1e-2 and metrics["kl"] > 1e-4
     # The reference kept its buffers, although the state was donated.
     assert np.isfinite(tiny.flat(params)).all()
@@ -103,12 +112,12 @@ def test_inner_steps_are_steps_on_frozen_log_probs(model, sampled, config):
     params = params_of(model)
     batch = batch_of(sampled, ADVANTAGES, config)
     one = spec_of(model, config)
-    state = grpo.init_state(params, one)
+    state = init_state(params, one)
     for _ in range(2):
-        state, _, _ = grpo.update(state, params, batch, one)
+        state, _, _ = update(state, params, batch, one)
     config.grpo.inner_steps = 2
     two = spec_of(model, config)
-    both, metrics, logps = grpo.update(grpo.init_state(params, two), params, batch, two)
+    both, metrics, logps = update(init_state(params, two), params, batch, two)
     np.testing.assert_allclose(tiny.flat(both.params), tiny.flat(state.params), atol=1e-7)
     assert int(both.step) == 1 and metrics["logp_gap_max"] < 2e-5
     np.testing.assert_allclose(logps[0][0], sampled[0][0].sampler_logps, atol=2e-5)
@@ -201,12 +210,12 @@ def test_gradient_that_is_not_finite_changes_nothing_and_is_counted(model, sampl
     (micro,) = batch.microbatches
     poisoned = dataclasses.replace(micro, advantages=micro.advantages * np.float32(np.nan))
     bad = dataclasses.replace(batch, microbatches=(poisoned,))
-    state, metrics, _ = grpo.update(grpo.init_state(params, spec), params, bad, spec)
+    state, metrics, _ = update(init_state(params, spec), params, bad, spec)
     assert metrics["skipped_updates"] == 1 and int(state.step) == 1
     np.testing.assert_array_equal(tiny.flat(state.params), tiny.flat(params))
     # And the next good batch is as if nothing had been: Adam's moments stayed clean.
-    after, _, _ = grpo.update(state, params, batch, spec)
-    clean, _, _ = grpo.update(grpo.init_state(params, spec), params, batch, spec)
+    after, _, _ = update(state, params, batch, spec)
+    clean, _, _ = update(init_state(params, spec), params, batch, spec)
     np.testing.assert_array_equal(tiny.flat(after.params), tiny.flat(clean.params))
 
 
@@ -215,7 +224,7 @@ def test_step_with_nothing_to_train_on_leaves_the_parameters(model, sampled, con
     spec = spec_of(model, config)
     params = params_of(model)
     batch = batch_of(sampled, ADVANTAGES, config, np.zeros((3, 2), bool))
-    state, metrics, logps = grpo.update(grpo.init_state(params, spec), params, batch, spec)
+    state, metrics, logps = update(init_state(params, spec), params, batch, spec)
     np.testing.assert_array_equal(tiny.flat(state.params), tiny.flat(params))
     assert int(state.step) == 1 and metrics["kl"] is None and metrics["loss"] is None
     assert metrics["invalid_episodes"] == 6 and logps == [[None] * 2] * 3
@@ -240,10 +249,10 @@ def test_importance_weights_leave_an_exact_sampler_alone(model, sampled, config)
     batch = batch_of(sampled, ADVANTAGES, config)
     params = params_of(model)
     spec = spec_of(model, config)
-    plain, _, _ = grpo.update(grpo.init_state(params, spec), params, batch, spec)
+    plain, _, _ = update(init_state(params, spec), params, batch, spec)
     config.grpo.importance_cap = 2.0
     spec = spec_of(model, config)
-    weighted, metrics, _ = grpo.update(grpo.init_state(params, spec), params, batch, spec)
+    weighted, metrics, _ = update(init_state(params, spec), params, batch, spec)
     assert metrics["ratio_max"] == 1.0
     # Adam turns a rounding difference of a tiny gradient into a visible one; most agree closely.
     difference = np.abs(tiny.flat(plain.params) - tiny.flat(weighted.params))
@@ -269,7 +278,7 @@ def test_shapes_come_from_a_small_set(model, config):
                 for g, grid in enumerate(rng.permutation(grids)[: rng.integers(2, 11)].tolist())
             ]
             batch = batch_of([group[:: 1 if number % 2 else -1]], np.ones((1, len(group))), config)
-            for rows in grpo.place_rows(batch, None, spec):
+            for rows in place_rows(batch, None, spec):
                 leaves, structure = jax.tree.flatten((rows.batch, rows.plan))
                 shapes = tuple((x.shape, str(x.dtype)) for x in leaves)
                 seen.add((rows.num_positions, shapes, structure))
