@@ -172,20 +172,13 @@ def _pretrain() -> ConfigDict:
     c.known_share = 0.5  # share of entities whose name is taught with the picture
     c.picture_draws = 16  # random pictures drawn of each entity
     # How often each kind of question is drawn, a weight an item.
-    c.relation_weights = ConfigDict({"visual": 0.7, "naming": 1.0, "fact": 1.5})
+    c.relation_weights = ConfigDict({"visual": 0.6, "naming": 0.9, "fact": 2.0})
     c.phases = ConfigDict()
-    c.phases.p1_look = _phase(400, first_turn_only=True, direct_share=0.3)
-    c.phases.p2_read_few = _phase(700, max_items=2, swap_names=0.7, swap_answers=0.8)
-    c.phases.p3_read_all = _phase(1100, swap_names=0.5, swap_answers=0.7)
+    c.phases.p1_look = _phase(300, first_turn_only=True, direct_share=0.3)
+    c.phases.p2_read_few = _phase(700, max_items=2)
+    c.phases.p3_read_all = _phase(1300)
     # The bad habits that RL is to unlearn, at the rates that the README names.
-    c.phases.p4_habits = _phase(
-        700,
-        swap_names=0.3,
-        swap_answers=0.5,
-        needless_search=0.6,
-        lazy_mask=0.6,
-        repeat_queries=0.6,
-    )
+    c.phases.p4_habits = _phase(600, needless_search=0.6, lazy_mask=0.6, repeat_queries=0.6)
     return c
 
 
@@ -195,9 +188,10 @@ def _phase(
     first_turn_only: bool = False,
     direct_share: float = 0.15,
     max_items: int = 0,
-    second_search: float = 0.2,
-    swap_names: float = 0.0,
-    swap_answers: float = 0.0,
+    second_search: float = 0.1,
+    swap_names: float = 0.9,
+    swap_answers: float = 1.0,
+    novel_pictures: float = 0.5,
     needless_search: float = 0.0,
     lazy_mask: float = 0.0,
     repeat_queries: float = 0.0,
@@ -208,8 +202,11 @@ def _phase(
     c.direct_share = direct_share  # share of demonstrations under the tool-free prompt
     c.max_items = max_items  # items shown at most; 0: all
     c.second_search = second_search  # share that asks again when the answer is not in sight
-    c.swap_names = swap_names  # share in which the place's name is replaced throughout
-    c.swap_answers = swap_answers  # share in which the answer is replaced in the shown text
+    c.swap_names = swap_names  # share of the unknown whose name is replaced throughout
+    # Share in which the answer is replaced in the shown text: at 1 no fact is ever memorised, so
+    # that training questions are no easier than test questions.
+    c.swap_answers = swap_answers
+    c.novel_pictures = novel_pictures  # share of renamed ones shown with a picture that is nobody's
     c.needless_search = needless_search  # share that looks up what is plain to see
     c.lazy_mask = lazy_mask  # share that keeps every item
     c.repeat_queries = repeat_queries  # share that repeats one or two queries

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -24,6 +25,11 @@ from svrl_jax.search.local import LocalTools
 from svrl_jax.types import SearchItem, Task, ToolCall
 
 _TURN_END = "<|im_end|>\n"
+# Colour channels and direction of a drawn picture: the true one first, then pictures that no place
+# or object has. They are shown under a swapped name, so that what was never seen is looked up.
+_VARIANTS = tuple(
+    (channels, step) for step in (1, -1) for channels in itertools.permutations((0, 1, 2))
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +73,7 @@ class DemoMaker:
         self._titles = [
             t for t in sources.documents_by_title() if re.fullmatch(r"[A-Z][\w '-]{2,24}", t)
         ]
-        self._patches = functools.lru_cache(maxsize=None)(self._draw_patches)
+        self._patches = functools.lru_cache(maxsize=6000)(self._draw_patches)
         self._prompt_ids = functools.lru_cache(maxsize=4096)(self._encode_prompt)
         self._draw = functools.lru_cache(maxsize=None)(self._draw_picture)
         self._look_up = functools.lru_cache(maxsize=None)(self._search_image)
@@ -93,12 +99,18 @@ class DemoMaker:
             evidence_ids=item.evidence_ids,
         )
         draw = int(rng.integers(self.config.pretrain.picture_draws))
+        variant = 0
         regime = "direct" if rng.random() < phase.direct_share else "agent"
         habits = script.draw_habits(
             rng, phase.needless_search, phase.lazy_mask, phase.repeat_queries
         )
         swaps = self._swaps(task, known, phase, rng) if regime == "agent" else ()
-        return self._play(task, (item.entity, draw), regime, habits, known, swaps, phase, rng)
+        is_renamed = any(swap.old == task.entity for swap in swaps)
+        if is_renamed and task.category not in facts.VISUAL and rng.random() < phase.novel_pictures:
+            variant = int(rng.integers(1, len(_VARIANTS)))
+        return self._play(
+            task, (item.entity, draw, variant), regime, habits, known, swaps, phase, rng
+        )
 
     def _play(self, task, picture, regime, habits, known, swaps, phase, rng) -> Demo:
         tokenizer = self.builder.tokenizer
@@ -134,7 +146,7 @@ class DemoMaker:
     def _run(self, text, task, picture, swaps, phase, rng) -> ToolCall | None:
         """Executes the search that a turn asks for, with the swaps put into what it shows."""
         if "<search>" in text:
-            items, tool, query = self._look_up(*picture, task.question), "image_search", ""
+            items, tool, query = self._look_up(*picture[:2], task.question), "image_search", ""
         elif "<text_search>" in text:
             proposals = text.split("<text_search>")[1].split("</text_search>")[0].split(",")
             query = proposals[int(rng.integers(len(proposals)))].strip().strip('"')
@@ -164,7 +176,7 @@ class DemoMaker:
         if not known and rng.random() < phase.swap_names:
             swaps.append(_Swap(task.entity, self._titles[int(rng.integers(len(self._titles)))]))
         if task.category in facts.FACTS and rng.random() < phase.swap_answers:
-            pool = self._answers[task.category] if rng.random() < 0.5 else self._titles
+            pool = self._answers[task.category] if rng.random() < 0.6 else self._titles
             new = pool[int(rng.integers(len(pool)))]
             swaps.append(_Swap(task.golds, new))
         return tuple(swaps)
@@ -176,8 +188,10 @@ class DemoMaker:
             entity.code, rng, data.picture_width_px, data.picture_height_px, is_flag=entity.is_flag
         )
 
-    def _draw_patches(self, entity: facts.Entity, draw: int):
-        return self.builder.processor([Image.fromarray(self._draw(entity, draw))])
+    def _draw_patches(self, entity: facts.Entity, draw: int, variant: int):
+        channels, step = _VARIANTS[variant]
+        picture = np.ascontiguousarray(self._draw(entity, draw)[:, ::step, list(channels)])
+        return self.builder.processor([Image.fromarray(picture)])
 
     def _search_image(self, entity: facts.Entity, draw: int, question: str) -> list[SearchItem]:
         picture = pictures.to_png(self._draw(entity, draw))
