@@ -42,6 +42,6 @@ def get_config(arg: str = "") -> ConfigDict:
     config.grpo.kl_coef = 0.005
     config.grpo.drop_equal_groups = True
     config.grpo.microbatch_rows = 32
-    config.grpo.length_buckets = (64, 128, 192, 256, 320, 384)
+    config.grpo.length_buckets = (128, 256, 384)
     config.optim.learning_rate = 4e-4
     return config

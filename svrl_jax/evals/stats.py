@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from svrl_jax.protocol.parse import fold
+from svrl_jax.rewards import factors
 from svrl_jax.types import Episode, OracleLabels
 
 FIGURES = (
@@ -60,25 +61,15 @@ def make_row(
     """
     mask: list[int] = []
     truth: list[int] = []
-    agreement: list[float] = []
-    unique: list[int] = []
-    call_number = 0
-    pending: tuple[int, ...] | None = None
-    for turn in episode.turns:
-        if pending:
-            said = turn.parsed.mask
-            if said is not None and len(said) == len(pending):
+    if labels is not None:
+        outputs = iter(labels.items)
+        for turn, following in zip(episode.turns, (*episode.turns[1:], None)):
+            shown = () if turn.call is None else next(outputs)
+            said = None if following is None else following.parsed.mask
+            if shown and said is not None and len(said) == len(shown):
                 mask += said
-                truth += pending
-                agreement.append(float(np.mean([a == b for a, b in zip(said, pending)])))
-            elif turn.parsed.action is not None:
-                agreement.append(0.0)
-        pending = None
-        if turn.parsed.action == "text_search":
-            unique.append(len({fold(q) for q in turn.parsed.proposals}))
-        if turn.call is not None:
-            pending = labels.items[call_number] if labels else None
-            call_number += 1
+                truth += shown
+    searches = factors.text_search_turns(episode)
     return Row(
         item=item,
         is_right=is_right,
@@ -86,8 +77,8 @@ def make_row(
         search_free=search_free,
         mask=tuple(mask),
         truth=tuple(truth),
-        agreement=tuple(agreement),
-        unique_queries=tuple(unique),
+        agreement=tuple(factors.mask_agreements(episode, labels)) if labels else (),
+        unique_queries=tuple(len({fold(q) for q in t.parsed.proposals}) for t in searches),
         r_format=r_format,
         calls=len(episode.calls),
     )
