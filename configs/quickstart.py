@@ -29,6 +29,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.model.folder = "svrl_jax/data/quickstart"
 
     config.rollout.group_size = 8
+    config.rollout.lanes = 32  # on two cores, more only read more cache at a time
     config.rollout.budget = 384
     config.rollout.max_turn_tokens = 80
     config.rollout.answer_reserve = 16

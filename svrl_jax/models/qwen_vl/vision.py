@@ -105,8 +105,10 @@ def plan_vision(
                 f"multiple of a window's {window_patches}"
             )
         padding = np.arange(first, pad_patches_to)
-        padding = [padding[i : i + window_patches] for i in range(0, len(padding), window_patches)]
-        windows, frames = windows + padding, frames + padding
+        # Pieces as long as the longest frame: shorter ones would each be padded to its length, and
+        # full attention over a padded large picture would cost that many times too much.
+        frames += _pieces(padding, max(map(len, frames)))
+        windows += _pieces(padding, window_patches)
         position_hw.append(np.zeros((pad_patches_to - first, 2), np.int64))
     total = first if pad_patches_to is None else pad_patches_to
     bucket = pad_patches_to is not None
@@ -273,6 +275,11 @@ def _attend_segments(qkv: jax.Array, segments: Segments) -> jax.Array:
     mask = jnp.broadcast_to(jnp.asarray(segments.valid)[:, None, :], (shape[0], shape[1], shape[1]))
     out = attend(q, k, v, mask).reshape(shape[0] * shape[1], -1)
     return out if segments.is_plain else out[segments.place]
+
+
+def _pieces(rows: np.ndarray, length: int) -> list[np.ndarray]:
+    """`rows` cut into pieces of `length`, the last one shorter."""
+    return [rows[i : i + length] for i in range(0, len(rows), length)]
 
 
 def _windows(grid: np.ndarray, merge: int, side: int) -> list[np.ndarray]:
