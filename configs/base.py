@@ -36,7 +36,6 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def _data() -> ConfigDict:
     c = ConfigDict()
-    c.name = "world"  # `world`: the embedded default; other names come with their builders
     c.prompts_per_step = 32  # P, questions a step (published: 32)
     c.draws_per_item = 1  # picture draws and paraphrases of each test item
     c.picture_width_px = 84  # drawn canvas of the embedded world

@@ -53,6 +53,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.pretrain.row_tokens = 256
     config.pretrain.rows = 4
     config.pretrain.learning_rate = 1e-2
-    for phase in config.pretrain.phases.values():
-        phase.steps = 40
+    phases = config.pretrain.phases
+    for phase, steps in zip((phases[name] for name in sorted(phases)), (20, 5, 5, 80), strict=True):
+        phase.steps = steps
     return config

@@ -9,7 +9,6 @@ from absl import flags
 from flax import nnx
 
 from experiments import command_line, label
-from svrl_jax.data.demos import DemoMaker
 from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig
 from svrl_jax.models.qwen_vl.weights import save_folder
 from svrl_jax.processing.images import ImageProcessor
@@ -17,6 +16,7 @@ from svrl_jax.processing.tokenizer import Tokenizer
 from svrl_jax.protocol.prompts import PromptBuilder, read_prompt
 from svrl_jax.search.local import LocalTools
 from svrl_jax.training import fingerprint, pretrain, run_folder, tiny_policy
+from svrl_jax.training.demos import DemoMaker
 
 
 def define_flags(values: flags.FlagValues) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 _CHOICES = {
-    "data.name": ("world",),
     "rollout.query_choice": ("random", "first"),
     "eval.query_choice": ("random", "first"),
     "search.image_items": ("full", "titles"),

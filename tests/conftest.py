@@ -1,5 +1,6 @@
 """The embedded world and a tiny policy folder, made once for all tests that need them."""
 
+import contextlib
 import pathlib
 
 import jax
@@ -7,7 +8,6 @@ import pytest
 from flax import nnx
 
 from configs import tiny
-from svrl_jax.data.demos import DemoMaker
 from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig
 from svrl_jax.models.qwen_vl.weights import save_folder
 from svrl_jax.processing.images import ImageProcessor
@@ -15,6 +15,7 @@ from svrl_jax.processing.tokenizer import Tokenizer
 from svrl_jax.protocol.prompts import PromptBuilder, read_prompt
 from svrl_jax.search.local import LocalTools
 from svrl_jax.training import assemble, pretrain, tiny_policy
+from svrl_jax.training.demos import DemoMaker
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +72,7 @@ def demo_maker(builder, world_tools, tiny_config) -> DemoMaker:
 def pretraining(untrained_folder, builder, demo_maker, tiny_config):
     """(folder of the tiny policy, lines that its pretraining logged)."""
     lines: list[str] = []
-    with quick_compiles():
+    with compiler(is_quick=False):  # a hundred steps are worth it
         model = QwenVL(builder.config, rngs=nnx.Rngs(0))
         model = pretrain.pretrain(model, demo_maker, tiny_config.pretrain, lines.append)
     save_folder(model, untrained_folder)
@@ -90,12 +91,10 @@ def bench(tiny_folder, tiny_config) -> assemble.Bench:
     return assemble.assemble(changed(tiny_config, **{"model.folder": str(tiny_folder)}))
 
 
-class quick_compiles:
-    """Programs that run for milliseconds compile for seconds otherwise."""
-
-    def __enter__(self):
-        self._before = jax.config.read("jax_disable_most_optimizations")
-        jax.config.update("jax_disable_most_optimizations", True)
-
-    def __exit__(self, *_):
-        jax.config.update("jax_disable_most_optimizations", self._before)
+@contextlib.contextmanager
+def compiler(*, is_quick: bool):
+    """Quick where programs run for milliseconds and compile for seconds."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", is_quick)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

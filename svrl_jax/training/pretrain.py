@@ -19,8 +19,8 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from svrl_jax.data.demos import Demo, DemoMaker
 from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig, plan_vision
+from svrl_jax.training.demos import Demo, DemoMaker
 
 
 def pretrain(

@@ -9,7 +9,6 @@ from tests.conftest import changed
 @pytest.mark.parametrize(
     "changes, named",
     [
-        ({"data.name": "fvqa"}, ["data.name", "fvqa", "world"]),
         ({"reward.scorer": "exact"}, ["reward.scorer", "em"]),
         ({"grpo.objective": "ppo"}, ["grpo.objective", "dr_grpo"]),
         ({"search.image_items": "all"}, ["search.image_items", "titles"]),
