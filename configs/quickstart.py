@@ -42,7 +42,7 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.grpo.kl_coef = 0.005
     config.grpo.drop_equal_groups = True
-    config.grpo.microbatch_rows = 32
+    config.grpo.microbatch_rows = 8
     config.grpo.length_buckets = (128, 256, 384)
     config.optim.learning_rate = 4e-4
     return config

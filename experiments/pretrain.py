@@ -29,6 +29,7 @@ def main(call: command_line.Call) -> int:
     (what made it, and what it belongs to) and search_free.json."""
     config = command_line.config_of(call.values)
     out = pathlib.Path(config.pretrain.out)
+    started = run_folder.environment()  # before: the checkout may move on while this runs
     texts = {
         "agent": read_prompt(config.prompt.agent_file),
         "direct": read_prompt(config.prompt.direct_file),
@@ -43,7 +44,6 @@ def main(call: command_line.Call) -> int:
     model = QwenVL(model_config, rngs=nnx.Rngs(config.pretrain.seed))
     model = pretrain.pretrain(model, maker, config.pretrain, print)
     save_folder(model, out, dtype="bfloat16")
-    started = run_folder.environment()
     made = {
         "command": call.text,
         "seed": config.pretrain.seed,
