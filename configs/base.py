@@ -173,11 +173,11 @@ def _pretrain() -> ConfigDict:
     # How often each kind of question is drawn, a weight an item.
     c.relation_weights = ConfigDict({"visual": 0.6, "naming": 0.9, "fact": 2.0})
     c.phases = ConfigDict()
-    c.phases.p1_look = _phase(300, first_turn_only=True, direct_share=0.3)
-    c.phases.p2_read_few = _phase(700, max_items=2)
-    c.phases.p3_read_all = _phase(1300)
+    c.phases.p1_look = _phase(250, first_turn_only=True, direct_share=0.3)
+    c.phases.p2_read_few = _phase(500, max_items=2)
+    c.phases.p3_read_all = _phase(1150)
     # The bad habits that RL is to unlearn, at the rates that the README names.
-    c.phases.p4_habits = _phase(600, needless_search=0.6, lazy_mask=0.6, repeat_queries=0.6)
+    c.phases.p4_habits = _phase(500, needless_search=0.6, lazy_mask=0.6, repeat_queries=0.6)
     return c
 
 

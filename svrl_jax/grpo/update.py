@@ -240,13 +240,15 @@ def gradients(
 def _padded_pictures(
     batch: TrainBatch, config: VisionConfig
 ) -> tuple[np.ndarray, VisionPlan | None]:
-    """Pads pictures to few shapes: their number to that of the rows, by pictures of one merged cell,
-    and their patches to a power of two of windows, at least as many as the largest picture would
-    have in half of the rows. Features of real pictures keep their rows."""
+    """Pads pictures to few shapes: their number to that of the rows, by pictures of one merged
+    cell, and their patches to a power of two of windows, at least as many as the largest picture
+    would have in half of the rows. Features of real pictures keep their rows."""
     if not batch.image_grid_thw:
         return np.zeros((0, config.patch_dim), np.float32), None
     merge, count, rows = config.spatial_merge_size, len(batch.image_grid_thw), len(batch.ids)
-    grids = list(batch.image_grid_thw) + [(1, merge, merge)] * (_power_of_two(max(rows, count)) - count)
+    grids = list(batch.image_grid_thw) + [(1, merge, merge)] * (
+        _power_of_two(max(rows, count)) - count
+    )
     sizes = np.prod(grids, axis=1)
     patches = max(int(sizes.sum()), int(sizes.max()) * rows // 2)
     side = config.window_size // config.patch_size // merge * merge  # patches, as plan_vision's

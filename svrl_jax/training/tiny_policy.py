@@ -159,6 +159,7 @@ def _texts(prompts: Iterable[str]) -> Iterator[str]:
             yield from [question] * 300
     for number in range(1, 6):
         yield from [f"#{number} help #{number} none help all help only read 1,0,0,1\n"] * 300
+        yield from [", ask one way, ask two ways, ask five ways</reason><verify>"] * 100
     for document in list(documents.values())[::6]:
         yield " " + document.title
         yield " ".join(document.text.split()[:13])
