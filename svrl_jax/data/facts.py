@@ -143,7 +143,7 @@ def items() -> tuple[Item, ...]:
         for part in VISUAL:
             colour = part_colour(entity.code, part)
             if colour:
-                found.append(Item(entity, part, _COLOUR_NAMES.get(colour, (colour,)), ()))
+                found.append(Item(entity, part, colour_golds(colour), ()))
     for item in found:
         check_item(item)
     return tuple(sorted(found, key=lambda i: i.id))
@@ -164,17 +164,35 @@ def check_item(item: Item) -> None:
 
 def part_colour(code: str, part: str) -> str | None:
     """The colour that fills at least 85% of a part of the clean flag, or None."""
-    picture = pictures.clean_picture(code, 84, 56, is_flag=True).astype(np.float32)
+    picture = pictures.clean_picture(code, 84, 56, is_flag=True)
+    return colour_at(picture, part, max_distance=np.inf)
+
+
+def colour_at(picture: np.ndarray, part: str, max_distance: float) -> str | None:
+    """The colour that fills at least 85% of a part of a picture, or None.
+
+    Args:
+      picture: uint8[H, W, 3].
+      part: `top` or `bottom`.
+      max_distance: of a pixel from its nearest named colour, in grey levels (Euclidean over the
+        channels); farther ones have no name.
+    """
     height, width = picture.shape[:2]
     left, top, right, bottom = _PARTS[part]
     region = picture[
         round(top * height) : round(bottom * height), round(left * width) : round(right * width)
     ].reshape(-1, 3)
     table = np.asarray(list(COLOURS.values()), np.float32)
-    nearest = np.argmin(((region[:, None] - table) ** 2).sum(-1), axis=1)
+    distances = np.sqrt(((region.astype(np.float32)[:, None] - table) ** 2).sum(-1))
+    nearest = np.argmin(distances, axis=1)[distances.min(axis=1) <= max_distance]
     counts = np.bincount(nearest, minlength=len(table)) / len(region)
     best = int(np.argmax(counts))
     return list(COLOURS)[best] if counts[best] >= _COLOUR_PURITY else None
+
+
+def colour_golds(colour: str) -> tuple[str, ...]:
+    """The answers that name a colour, the usual name first."""
+    return _COLOUR_NAMES.get(colour, (colour,))
 
 
 def _capital(row: dict, document: sources.Document, entity: Entity) -> tuple[str, ...]:

@@ -26,10 +26,12 @@ from svrl_jax.types import SearchItem, Task, ToolCall
 
 _TURN_END = "<|im_end|>\n"
 # Colour channels and direction of a drawn picture: the true one first, then pictures that no place
-# or object has. They are shown under a swapped name, so that what was never seen is looked up.
+# or object has. They are shown under a swapped name, so that what was never seen is looked up, and
+# with questions of colour, so that colours are seen and not remembered by flag.
 _VARIANTS = tuple(
     (channels, step) for step in (1, -1) for channels in itertools.permutations((0, 1, 2))
 )
+_NAMED_COLOUR_DISTANCE = 70.0  # grey levels; what lies farther off has no name of ours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +108,15 @@ class DemoMaker:
         )
         swaps = self._swaps(task, known, phase, rng) if regime == "agent" else ()
         is_renamed = any(swap.old == task.entity for swap in swaps)
-        if is_renamed and task.category not in facts.VISUAL and rng.random() < phase.novel_pictures:
-            variant = int(rng.integers(1, len(_VARIANTS)))
+        if rng.random() < phase.novel_pictures:
+            chosen = int(rng.integers(1, len(_VARIANTS)))
+            if task.category in facts.VISUAL:
+                colour = self._colour(item.entity, task.category, chosen)
+                if colour is not None:
+                    variant = chosen
+                    task = dataclasses.replace(task, golds=facts.colour_golds(colour))
+            elif is_renamed:
+                variant = chosen
         return self._play(
             task, (item.entity, draw, variant), regime, habits, known, swaps, phase, rng
         )
@@ -188,9 +197,16 @@ class DemoMaker:
             entity.code, rng, data.picture_width_px, data.picture_height_px, is_flag=entity.is_flag
         )
 
+    def _colour(self, entity: facts.Entity, part: str, variant: int) -> str | None:
+        """What a novel picture shows, if it has a name."""
+        data = self.config.data
+        clean = pictures.clean_picture(
+            entity.code, data.picture_width_px, data.picture_height_px, is_flag=entity.is_flag
+        )
+        return facts.colour_at(_vary(clean, variant), part, _NAMED_COLOUR_DISTANCE)
+
     def _draw_patches(self, entity: facts.Entity, draw: int, variant: int):
-        channels, step = _VARIANTS[variant]
-        picture = np.ascontiguousarray(self._draw(entity, draw)[:, ::step, list(channels)])
+        picture = np.ascontiguousarray(_vary(self._draw(entity, draw), variant))
         return self.builder.processor([Image.fromarray(picture)])
 
     def _search_image(self, entity: facts.Entity, draw: int, question: str) -> list[SearchItem]:
@@ -205,6 +221,11 @@ class DemoMaker:
         )
         task = Task("", question, pictures.to_png(blank), ("",), "demo", "")
         return self.builder.build(task, regime).ids
+
+
+def _vary(picture: np.ndarray, variant: int) -> np.ndarray:
+    channels, step = _VARIANTS[variant]
+    return picture[:, ::step, list(channels)]
 
 
 def _swap_task(task: Task, swaps: Sequence[_Swap]) -> Task:
