@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 from absl import flags
@@ -18,7 +19,7 @@ from svrl_jax.rewards.oracle import RuleOracle
 TAKES_ARGUMENT = True
 
 
-def define_flags(values: flags.FlagValues) -> None:
+def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
     """--oracle, --min_alias_chars."""
     flags.DEFINE_enum("oracle", "rule", ["rule"], "which verifier labels", flag_values=values)
     flags.DEFINE_integer(

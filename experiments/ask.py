@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 
 from absl import flags
 from flax import nnx
@@ -14,9 +15,9 @@ from svrl_jax.training import assemble
 from svrl_jax.types import Episode, Task
 
 
-def define_flags(values: flags.FlagValues) -> None:
+def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
     """--config, --picture, --question, --policy, --regime, --temperature, --seed."""
-    command_line.define_config(values)
+    command_line.define_config(values, argv)
     for name, text in (
         ("picture", "a picture file"),
         ("question", "the question"),

@@ -4,6 +4,8 @@ wins.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from absl import flags
 from rich.console import Console
 from rich.table import Table
@@ -13,9 +15,9 @@ from svrl_jax import config as config_lib
 from svrl_jax.rewards.audit import audit
 
 
-def define_flags(values: flags.FlagValues) -> None:
+def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
     """--config."""
-    command_line.define_config(values)
+    command_line.define_config(values, argv)
 
 
 def main(call: command_line.Call) -> int:

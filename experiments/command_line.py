@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
+import os
+import pathlib
 import re
 import shlex
 import sys
@@ -52,14 +54,14 @@ def run(module: ModuleType, argv: Sequence[str]) -> int:
     """Parses a mode's flags and runs it.
 
     Args:
-      module: has `define_flags(values)` and `main(call) -> int`.
+      module: has `define_flags(values, argv)` and `main(call) -> int`.
       argv: program and mode, then flags.
     Returns:
       0, the mode's own status, or 2 after a known mistake.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     values = flags.FlagValues()
-    module.define_flags(values)
+    module.define_flags(values, argv)
     flags.DEFINE_bool("help", False, "list the flags", flag_values=values)
     command = shlex.join(["python", "-m", "experiments", argv[0].split()[-1], *argv[1:]])
     try:
@@ -75,17 +77,23 @@ def run(module: ModuleType, argv: Sequence[str]) -> int:
         return 2
 
 
-def define_config(values: flags.FlagValues) -> None:
-    """--config=FILE[:WORD] and --config.a.b=value, locked."""
+def define_config(values: flags.FlagValues, argv: Sequence[str]) -> None:
+    """--config=FILE[:WORD] and --config.a.b=value, locked.
+
+    Args:
+      argv: what will be parsed; the config's own flags are made from it.
+    """
     config_flags.DEFINE_config_file(
         "config", None, "config file, with :WORD for its argument", lock_config=True,
-        flag_values=values,
+        sys_argv=list(argv), flag_values=values,
     )  # fmt: skip
 
 
 def define_workdir(values: flags.FlagValues) -> None:
     """--workdir=DIR."""
-    flags.DEFINE_string("workdir", None, "the run's folder", flag_values=values)
+    flags.DEFINE_string(
+        "workdir", None, "the run's folder; default: runs/ and the config's name", flag_values=values
+    )
 
 
 def config_of(values: flags.FlagValues) -> ConfigDict:
@@ -96,10 +104,12 @@ def config_of(values: flags.FlagValues) -> ConfigDict:
 
 
 def workdir_of(values: flags.FlagValues) -> str:
-    """The workdir; UsageError if none was named."""
-    if not values.workdir:
-        raise UsageError("name the run's folder: --workdir=runs/NAME")
-    return values.workdir
+    """The workdir as named, else runs/ and the config file's name (and its :WORD)."""
+    if values.workdir:
+        return values.workdir
+    config_of(values)
+    name = pathlib.PurePath(values["config"].config_filename).name
+    return str(pathlib.PurePath("runs", name.replace(".py", "").replace(":", "_")))
 
 
 def _parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
@@ -114,17 +124,27 @@ def _parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
         raise UsageError(str(error)) from error
     except (AttributeError, KeyError) as error:
         raise UsageError(_wrong_key(error, argv)) from error
-    except FileNotFoundError as error:
-        raise UsageError(f"config file {error.filename!r} does not exist") from error
+    except OSError as error:
+        raise UsageError(_unreadable_config(error, argv)) from error
     except (ValueError, TypeError) as error:
         raise UsageError(f"the config cannot be read: {error}") from error
+
+
+def _unreadable_config(error: OSError, argv: Sequence[str]) -> str:
+    path = (_config_file(argv) or "").split(":")[0]
+    if not os.path.isfile(path):
+        return f"config file {path!r} does not exist"
+    return f"config file {path!r} cannot be read: {error}"
+
+
+def _config_file(argv: Sequence[str]) -> str | None:
+    return next((a.split("=", 1)[1] for a in argv if a.startswith("--config=")), None)
 
 
 def _wrong_key(error: Exception, argv: Sequence[str]) -> str:
     typed = [m.group(1) for a in argv if (m := re.match(r"--(?:no)?config\.([\w.]+)", a))]
     message = " ".join(str(error).split()).strip("'\"")
-    config = next((a.split("=", 1)[1] for a in argv if a.startswith("--config=")), None)
-    known = _known_keys(config)
+    known = _known_keys(_config_file(argv))
     wrong = [k for k in typed if known and k not in known]
     if not wrong:
         return f"the config cannot be read: {message}"
@@ -136,10 +156,10 @@ def _wrong_key(error: Exception, argv: Sequence[str]) -> str:
 def _known_keys(config_file: str | None) -> list[str]:
     if config_file is None:
         return []
-    values = flags.FlagValues()
-    define_config(values)
+    values, argv = flags.FlagValues(), ["program", f"--config={config_file}"]
+    define_config(values, argv)
     try:
-        values(["program", f"--config={config_file}"])
+        values(argv)
     except Exception:  # the file itself is at fault; the first message says so
         return []
     return list(_flatten(values.config))

@@ -6,6 +6,7 @@ The oracle has no part in it: mask figures come from `annotate` afterwards.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from absl import flags
 from flax import nnx
@@ -19,9 +20,9 @@ from svrl_jax.training import assemble, run_folder
 from svrl_jax.training.labels import EVAL_STEP, SearchFree
 
 
-def define_flags(values: flags.FlagValues) -> None:
+def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
     """--config, --workdir, --policy, --regime."""
-    command_line.define_config(values)
+    command_line.define_config(values, argv)
     command_line.define_workdir(values)
     flags.DEFINE_string(
         "policy", None, "Hugging Face folder to evaluate; default: config.model.folder",

@@ -5,6 +5,7 @@ freely.
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -16,9 +17,9 @@ from svrl_jax.training import assemble
 from svrl_jax.training.labels import SHIPPED_NAME, SearchFree
 
 
-def define_flags(values: flags.FlagValues) -> None:
+def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
     """--config, --out, --train_draws."""
-    command_line.define_config(values)
+    command_line.define_config(values, argv)
     flags.DEFINE_string(
         "out", None, "label file; default: beside the policy's weights", flag_values=values
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Sequence
 
 from absl import flags
 from flax import nnx
@@ -19,9 +20,9 @@ from svrl_jax.training import fingerprint, pretrain, run_folder, tiny_policy
 from svrl_jax.training.demos import DemoMaker
 
 
-def define_flags(values: flags.FlagValues) -> None:
+def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
     """--config."""
-    command_line.define_config(values)
+    command_line.define_config(values, argv)
 
 
 def main(call: command_line.Call) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 
 from absl import flags
 from flax import nnx
@@ -18,9 +19,9 @@ from svrl_jax.training.labels import SearchFree
 from svrl_jax.training.progress import Progress
 
 
-def define_flags(values: flags.FlagValues) -> None:
+def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
     """--config and --workdir."""
-    command_line.define_config(values)
+    command_line.define_config(values, argv)
     command_line.define_workdir(values)
 
 

@@ -1,0 +1,163 @@
+"""Each mode does what it says, with the tiny config."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from PIL import Image
+
+from svrl_jax.data import world
+from svrl_jax.evals import stats
+from svrl_jax.models.qwen_vl.weights import load_weights
+from svrl_jax.records import read_records
+from svrl_jax.training.run_folder import read_metrics
+from tests.experiments.conftest import CONFIG, hashes
+from tests.hf_reference import assert_transformers_agrees
+
+
+@pytest.fixture(scope="module")
+def summary(trained):
+    return json.loads((trained / "summary.json").read_text())
+
+
+def test_train_writes_its_folder(trained):
+    assert [m["step"] for m in read_metrics(trained / "metrics.jsonl")] == [0, 1]
+    assert {p.name for p in (trained / "checkpoints").iterdir()} == {"1", "2"}
+    assert np.asarray(Image.open(trained / "figures" / "training.png")).std() > 5
+    assert len(read_records(trained / "episodes" / "step_000001.jsonl")) == 4
+    assert json.loads((trained / "config.json").read_text())["num_steps"] == 2
+    (start,) = json.loads((trained / "environment.json").read_text())
+    assert start["packages"]["jax"]
+
+
+def test_the_summary_holds_every_figure(summary):
+    for policy in ("initial", "trained"):
+        for split in ("test", "ood"):
+            for mode in ("sampled", "greedy"):
+                found = summary[policy][split][mode]
+                assert set(stats.FIGURES) <= found.keys() and found["n"] == 2
+                assert 0.0 <= found["acc"] <= 1.0
+                assert summary["difference"][split][mode]["acc"].keys() == {
+                    "difference", "low", "high",
+                }  # fmt: skip
+    assert set(summary["marks"]) == {"scripted", "always_search", "never_search", "all_ones"}
+    assert summary["marks"]["never_search"]["ood"]["sr"] == 0.0
+    assert summary["labels"]["scorer"] == "em" and len(summary["labels"]["prompt"]) == 12
+
+
+def test_the_table_says_the_same(trained, summary):
+    text = (trained / "summary.md").read_text()
+    assert f"prompt {summary['labels']['prompt']}" in text
+    assert f"{summary['marks']['scripted']['test']['acc']:.3f}" in text
+
+
+def test_the_export_is_the_trained_policy(trained, tiny_folder):
+    exported = params(trained / "export")
+    started = params(tiny_folder)
+    assert exported.keys() == started.keys()
+    assert any((exported[k] != started[k]).any() for k in exported)
+    for name in ("tokenizer.json", "preprocessor_config.json", "generation_config.json"):
+        assert (trained / "export" / name).read_bytes() == (tiny_folder / name).read_bytes()
+
+
+def params(folder):
+    state = nnx.state(load_weights(folder)[0])
+    return {jax.tree_util.keystr(k): np.asarray(v) for k, v in jax.tree.leaves_with_path(state)}
+
+
+def test_transformers_loads_the_export_and_gives_the_same_logits(trained, builder):
+    task = world.eval_tasks("test", 1, 84, 56)[0]
+    assert_transformers_agrees(trained / "export", builder.build(task, "agent"), task)
+
+
+def test_train_goes_on_with_the_same_command(cli, trained, policy_flag, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    code, out, _ = cli(
+        "train", CONFIG, policy_flag, f"--workdir={run}", "--config.num_steps=3",
+        "--config.eval.num_items=1", "--config.eval.splits=('test',)",
+        "--config.eval.modes=('greedy',)",
+    )  # fmt: skip
+    assert code == 0
+    assert "going on from step 2 of 3" in out and "step 3/3" in out and "step 2/3" not in out
+    old, new = (read_metrics(r / "metrics.jsonl") for r in (trained, run))
+    assert new[:2] == old and len(new) == 3
+    assert "test, greedy" in out and "scripted marks" in out
+    assert len(json.loads((run / "environment.json").read_text())) == 2
+
+
+def test_eval_writes_records_and_figures(cli, trained, policy_flag, tmp_path):
+    code, out, _ = cli(
+        "eval", CONFIG, policy_flag, f"--workdir={tmp_path / 'eval'}",
+        f"--policy={trained / 'export'}",
+    )  # fmt: skip
+    assert code == 0 and out.count("acc") == 4
+    found = json.loads((tmp_path / "eval" / "eval.json").read_text())
+    assert found["policy"] == str(trained / "export")
+    assert found["test"]["greedy"]["n"] == 2
+    assert found["test"]["greedy"]["mask_agreement"] is None  # annotate says that, later
+    assert found["labels"]["regime"] == "agent"
+    records = read_records(tmp_path / "eval" / "episodes" / "eval_agent_ood_sampled.jsonl")
+    assert [r.task.source for r in records] == ["world/ood"] * 2
+    assert all(r.score is None for r in records)
+
+
+def test_annotate_writes_labels_beside_the_records(cli, trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    before = hashes(run)
+    code, out, _ = cli("annotate", run)
+    assert code == 0 and "step_000000: 4 episodes" in out and "step_000001: 4 episodes" in out
+    after = hashes(run)
+    added = {k for k in after if k not in before}
+    assert {k.rsplit("/", 1)[1] for k in added} == {
+        "step_000000.labels.jsonl", "step_000001.labels.jsonl",
+    }  # fmt: skip
+    assert {k: after[k] for k in before} == before
+    records = read_records(run / "episodes" / "step_000001.jsonl")
+    lines = (run / "episodes" / "step_000001.labels.jsonl").read_text().splitlines()
+    for record, line in zip(records, map(json.loads, lines), strict=True):
+        assert (line["task_id"], line["sample"]) == (record.task.id, record.episode.sample)
+        assert line["items"] == [list(i) for i in record.score.labels.items]
+        assert line["queries"] == list(record.score.labels.queries)
+    # A second time replaces them.
+    assert cli("annotate", run)[0] == 0 and hashes(run) == after
+
+
+@pytest.mark.parametrize("regime", ["agent", "direct"])
+def test_ask_prints_an_episode(cli, policy_flag, tmp_path, regime):
+    picture = tmp_path / "flag.png"
+    picture.write_bytes(world.eval_tasks("test", 1, 84, 56)[0].picture)
+    code, out, _ = cli(
+        "ask", CONFIG, policy_flag, f"--picture={picture}", "--question=Whose flag is this?",
+        f"--regime={regime}",
+    )  # fmt: skip
+    assert code == 0
+    assert out.startswith("--- turn 1, policy (") and "\nanswer: " in out
+    assert out.splitlines()[-2].endswith("tool calls")
+    if regime == "direct":
+        assert "0 tool calls" in out
+
+
+def test_audit_finds_no_cheat_that_pays(cli):
+    code, out, _ = cli("audit", CONFIG)
+    assert code == 0 and "cheats that beat the honest script: none" in out
+
+
+def test_label_stops_and_goes_on(cli, policy_flag, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        world,
+        "eval_tasks",
+        lambda split, draws, *size, real=world.eval_tasks: real(split, draws, *size)[:2],
+    )
+    out_file = tmp_path / "labels.json"
+    command = ("label", CONFIG, policy_flag, f"--out={out_file}", "--train_draws=1")
+    code, out, _ = cli(*command)
+    assert code == 0 and out.count("labelling 2 tasks") == 3
+    body = json.loads(out_file.read_text())
+    assert len(body["labels"]) == 6 and body["fingerprint"]["scorer"] == "em"
+    code, out, _ = cli(*command)
+    assert code == 0 and "labelling" not in out and json.loads(out_file.read_text()) == body
