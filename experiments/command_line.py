@@ -92,7 +92,10 @@ def define_config(values: flags.FlagValues, argv: Sequence[str]) -> None:
 def define_workdir(values: flags.FlagValues) -> None:
     """--workdir=DIR."""
     flags.DEFINE_string(
-        "workdir", None, "the run's folder; default: runs/ and the config's name", flag_values=values
+        "workdir",
+        None,
+        "the run's folder; default: runs/ and the config's name",
+        flag_values=values,
     )
 
 
