@@ -53,4 +53,4 @@ def test_picture_features_are_counted_over_the_batch(builder, demo_maker, tiny_c
 def test_the_curriculum_teaches(pretraining):
     _, lines = pretraining
     losses = [float(re.search(r"loss ([\d.]+)", line).group(1)) for line in lines]
-    assert len(losses) == 4 and losses[-1] < 0.6 * losses[0] < 0.6 * np.log(600)
+    assert losses[-1] < 0.6 * losses[0] < 0.6 * np.log(600)
