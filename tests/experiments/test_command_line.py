@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
 
+from experiments import command_line, train
 from experiments.__main__ import MODES
 from svrl_jax.data import pictures, sources
 from svrl_jax.training.run_folder import RunFolder
@@ -46,7 +48,7 @@ def test_an_unknown_mode(cli):
 
 
 @pytest.mark.parametrize(
-    "flags, words",
+    "typed, words",
     [
         (
             [CONFIG, "--config.grpo.kl_coeff=0.1"],
@@ -64,15 +66,21 @@ def test_an_unknown_mode(cli):
         ([CONFIG, "--config.rollout.group_size=1"], ["rollout.group_size", "2 or more"]),
     ],
 )
-def test_a_mistyped_command(cli, policy_flag, tmp_path, flags, words):
-    config_first = [*flags[:1], policy_flag, *flags[1:]] if flags else []
+def test_a_mistyped_command(cli, policy_flag, tmp_path, typed, words):
+    config_first = [*typed[:1], policy_flag, *typed[1:]] if typed else []
     assert_refused(cli("train", *config_first, f"--workdir={tmp_path / 'run'}"), *words)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
-def test_a_run_needs_a_folder(cli, policy_flag, mode):
-    assert_refused(cli(mode, CONFIG, policy_flag), "--workdir=")
+@pytest.mark.parametrize(
+    "arguments, folder",
+    [([], "runs/tiny"), (["--workdir=elsewhere/run"], "elsewhere/run")],
+)
+def test_a_run_without_a_folder_gets_one_by_its_config(arguments, folder):
+    values, argv = flags.FlagValues(), ["program", CONFIG, *arguments]
+    train.define_flags(values, argv)
+    values(argv)
+    assert command_line.workdir_of(values) == folder
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "label"])
