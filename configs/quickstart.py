@@ -1,9 +1,9 @@
-"""SVRL on a laptop, no network: a Qwen2.5-VL of 1.25M parameters learns when to search and what to
+"""SVRL on a laptop, no network: a Qwen2.5-VL of 1.3M parameters learns when to search and what to
 trust.
 
     make quickstart          or:  python -m experiments train --config=configs/quickstart.py
 
-Two CPU cores, under 6 GiB, about 12 minutes. The initial policy ships with the package; its bad
+Two CPU cores, under 6 GiB, about 10 minutes. The initial policy ships with the package; its bad
 habits (needless searches, masks of ones, repeated queries) and their rates are in
 `config.pretrain`.
 """
