@@ -55,7 +55,7 @@ def main(call: command_line.Call) -> int:
             step=EVAL_STEP,
             group_size=1,
             regime=call.values.regime,
-            temperature={"sampled": 1.0, "greedy": 0.0}[mode],
+            temperature=evaluate.TEMPERATURES[mode],
             query_choice=config.eval.query_choice,
             policy_name=policy.name,
         )

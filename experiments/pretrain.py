@@ -14,7 +14,7 @@ from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig
 from svrl_jax.models.qwen_vl.weights import save_folder
 from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.processing.tokenizer import Tokenizer
-from svrl_jax.protocol.prompts import PromptBuilder, read_prompt
+from svrl_jax.protocol.prompts import PromptBuilder, read_prompts
 from svrl_jax.search.local import LocalTools
 from svrl_jax.training import fingerprint, pretrain, run_folder, tiny_policy
 from svrl_jax.training.demos import DemoMaker
@@ -31,10 +31,7 @@ def main(call: command_line.Call) -> int:
     config = command_line.config_of(call.values)
     out = pathlib.Path(config.pretrain.out)
     started = run_folder.environment()  # before: the checkout may move on while this runs
-    texts = {
-        "agent": read_prompt(config.prompt.agent_file),
-        "direct": read_prompt(config.prompt.direct_file),
-    }
+    texts = read_prompts(config.prompt)
     tools = LocalTools(config.search, config.data.picture_width_px, config.data.picture_height_px)
     tiny_policy.write_folder(out, config.pretrain, texts.values())
     model_config = QwenVLConfig.from_folder(out)

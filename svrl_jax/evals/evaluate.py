@@ -10,6 +10,9 @@ from svrl_jax.evals import stats
 from svrl_jax.rewards import factors
 from svrl_jax.types import Episode, OracleLabels, Task
 
+# Mode of `config.eval.modes` -> the policy's temperature.
+TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
+
 
 def make_rows(
     episodes: Sequence[Episode],

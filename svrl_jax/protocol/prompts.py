@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Sequence
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from svrl_jax.models.qwen_vl.config import QwenVLConfig
 from svrl_jax.models.qwen_vl.rope import mrope_positions
@@ -38,6 +39,11 @@ def read_prompt(path: str) -> str:
     raise FileNotFoundError(
         f"the prompt file {path!r} does not exist; set config.prompt.agent_file and direct_file"
     )
+
+
+def read_prompts(config: ConfigDict) -> dict[str, str]:
+    """Regime -> system message, from the files that `config.prompt` names; see `read_prompt`."""
+    return {"agent": read_prompt(config.agent_file), "direct": read_prompt(config.direct_file)}
 
 
 def prompt_hash(text: str) -> str:

@@ -19,7 +19,7 @@ from svrl_jax.models.qwen_vl import QwenVL
 from svrl_jax.models.qwen_vl.weights import load_weights
 from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.processing.tokenizer import Tokenizer
-from svrl_jax.protocol.prompts import PromptBuilder, read_prompt
+from svrl_jax.protocol.prompts import PromptBuilder, read_prompts
 from svrl_jax.rollout import episodes as episodes_lib
 from svrl_jax.rollout.policy import TurnSampler
 from svrl_jax.rollout.scheduler import EnginePolicy, banned_ids
@@ -130,10 +130,7 @@ def assemble(config: ConfigDict) -> Bench:
     folder = policy_folder(config.model.folder)
     model = load_policy(folder, config.model.param_dtype)
     tokenizer = Tokenizer.from_folder(folder)
-    texts = {
-        "agent": read_prompt(config.prompt.agent_file),
-        "direct": read_prompt(config.prompt.direct_file),
-    }
+    texts = read_prompts(config.prompt)
     banned = banned_ids(model.config, len(tokenizer))
     return Bench(
         config=config,

@@ -13,7 +13,6 @@ from svrl_jax.rollout.policy import ScriptedPolicy, TurnSampler
 from svrl_jax.training.assemble import Bench, eval_tasks
 from svrl_jax.training.labels import EVAL_STEP, SearchFree
 
-TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
 # Whose difference is worth an interval.
 COMPARED = (
     "acc", "sr", "over_search", "under_search", "mask_balanced", "unique_queries", "r_format",
@@ -68,7 +67,7 @@ def evaluate_policy(
         search_free.ensure(tasks)  # before set_params: it samples from the initial policy
         bench.sampler.set_params(params)
         rows = evaluate_split(
-            bench, bench.sampler, split, TEMPERATURES[mode], search_free, oracle, name
+            bench, bench.sampler, split, evaluate.TEMPERATURES[mode], search_free, oracle, name
         )
         out.setdefault(split, {})[mode] = rows
     return out
