@@ -21,6 +21,7 @@ from PIL import Image, ImageOps
 MAX_PICTURE_PIXELS = 64_000_000  # decoded; about 200 MB as RGB
 MAX_ASPECT_RATIO = 200  # longer side over shorter, the reference's limit
 BACKGROUND = (255, 255, 255)  # what shows through clear areas
+PROCESSOR_CLASSES = {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
 
 
 class PictureError(ValueError):
@@ -35,11 +36,13 @@ def load_picture(
 ) -> Image.Image:
     """Decodes a picture to upright RGB.
 
-    The camera's rotation tag is obeyed, clear areas show white, grey becomes three equal channels,
-    of an animation the first frame counts. Size is checked before pixels are decoded.
+    The camera's rotation tag is obeyed (one that cannot be read turns nothing), clear areas show
+    white, grey becomes three equal channels, of an animation the first frame counts. The size is
+    checked before pixels are decoded.
 
     Args:
-      source: encoded bytes, a path, or a PIL picture (which gets the same treatment).
+      source: encoded bytes, a path, or a PIL picture, which gets the same treatment; of an opened
+        animation the frame it stands at.
       name: row id or address, for the message.
       max_pixels: width * height above which the picture is refused.
     Returns:
@@ -59,7 +62,7 @@ def load_picture(
                 f"{label}{image.width} x {image.height} px is above the limit of {max_pixels} px"
             )
         image.load()
-        return _to_rgb(ImageOps.exif_transpose(image))
+        return _to_rgb(_upright(image))
     except PictureError:
         raise
     except Exception as error:  # decoders raise all kinds: OSError, SyntaxError, struct.error, ...
@@ -105,7 +108,8 @@ def smart_resize(
 
 @dataclasses.dataclass(frozen=True)
 class ImageProcessor:
-    """Resizes, normalises and cuts pictures. Defaults are the values of the Qwen2.5-VL release.
+    """Resizes, normalises and cuts pictures. Defaults are the values of the Qwen2.5-VL release;
+    `QWEN3_VL` holds the other release's.
 
     Attributes:
       patch_size, temporal_patch_size, merge_size: pixels, frames, patches.
@@ -141,14 +145,30 @@ class ImageProcessor:
     def from_hf(cls, config: dict[str, Any]) -> ImageProcessor:
         """Reads a parsed preprocessor_config.json.
 
-        A bound that is left out has transformers' class default, which is not the release's.
+        The bounds stand in `size` or in `min_pixels` and `max_pixels`, which count first. Without
+        either they have transformers' class default, which is not the release's.
+
+        Raises:
+          ValueError: a setting that this processor does not have, or a bound missing.
         """
         for switch in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
             if not config.get(switch, True):
                 raise ValueError(f"preprocessor_config.json: {switch} false is not supported")
-        size = config.get("size") or {}
-        shortest = config.get("min_pixels") or size.get("shortest_edge") or 56 * 56
-        longest = config.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280
+        for name, expected in (("resample", 3), ("rescale_factor", 1 / 255)):
+            if abs(config.get(name, expected) - expected) > 1e-6:
+                raise ValueError(
+                    f"preprocessor_config.json: {name} is {config[name]}, not {expected}"
+                )
+        size = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
+        if config.get("size") is not None:
+            size = config["size"]
+        shortest = _first_set(config.get("min_pixels"), size.get("shortest_edge"))
+        longest = _first_set(config.get("max_pixels"), size.get("longest_edge"))
+        if shortest is None or longest is None:
+            raise ValueError(
+                "preprocessor_config.json: size must name shortest_edge and longest_edge, pixels "
+                f"of a picture, or min_pixels and max_pixels stand beside it; it is {size}"
+            )
         names = {"patch_size", "merge_size", "temporal_patch_size"} & set(config)
         channels = {
             own: tuple(config[theirs])
@@ -162,11 +182,15 @@ class ImageProcessor:
             **channels,
         )
 
-    def to_hf(self) -> dict[str, Any]:
-        """Returns the contents of a preprocessor_config.json that transformers reads."""
+    def to_hf(self, family: str = "qwen2_5_vl") -> dict[str, Any]:
+        """Returns the contents of a preprocessor_config.json that transformers reads.
+
+        Args:
+          family: `model_type` of the model that it stands beside.
+        """
         return {
             "image_processor_type": "Qwen2VLImageProcessor",
-            "processor_class": "Qwen2_5_VLProcessor",
+            "processor_class": PROCESSOR_CLASSES[family],
             "size": {"shortest_edge": self.min_pixels, "longest_edge": self.max_pixels},
             "min_pixels": self.min_pixels,
             "max_pixels": self.max_pixels,
@@ -177,10 +201,10 @@ class ImageProcessor:
             "image_std": list(self.std),
         }
 
-    def save(self, folder: str | os.PathLike) -> None:
+    def save(self, folder: str | os.PathLike, family: str = "qwen2_5_vl") -> None:
         """Writes preprocessor_config.json."""
         with open(os.path.join(folder, "preprocessor_config.json"), "w", encoding="utf-8") as file:
-            json.dump(self.to_hf(), file, indent=2)
+            json.dump(self.to_hf(family), file, indent=2)
             file.write("\n")
 
     @property
@@ -231,6 +255,20 @@ class ImageProcessor:
         return values.reshape(grid[1] * grid[2], -1)
 
 
+# The values of the Qwen3-VL release.
+QWEN3_VL = ImageProcessor(
+    patch_size=16,
+    min_pixels=65_536,
+    max_pixels=16_777_216,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+)
+
+
+def _first_set(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
 def _open(source: bytes | str | os.PathLike | Image.Image) -> Image.Image:
     if isinstance(source, Image.Image):
         return source
@@ -238,6 +276,13 @@ def _open(source: bytes | str | os.PathLike | Image.Image) -> Image.Image:
         return Image.open(io.BytesIO(bytes(source)))
     with open(source, "rb") as file:
         return Image.open(io.BytesIO(file.read()))
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # many pictures on the web carry broken EXIF blocks around sound pixels
+        return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from svrl_jax.data import facts, script, sources, world
 from svrl_jax.models.qwen_vl.config import QwenVLConfig
-from svrl_jax.processing.chat import CHAT_TEMPLATE
+from svrl_jax.processing.chat import CHAT_TEMPLATES
 from svrl_jax.search import summarise
 from svrl_jax.types import Task
 
@@ -176,7 +176,7 @@ def _tokenizer_config() -> dict:
         "unk_token": None,
         "model_max_length": 4096,
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": CHAT_TEMPLATES["qwen2_5_vl"],
     }
 
 

@@ -3,7 +3,8 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from svrl_jax.processing.chat import (
-    CHAT_TEMPLATE,
+    CHAT_TEMPLATES,
+    FAMILIES,
     encode_chat,
     expand_placeholders,
     render_chat,
@@ -47,12 +48,13 @@ def test_the_release_s_text():
     )
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("messages", CONVERSATIONS)
-@pytest.mark.parametrize("add_generation_prompt", [True, False])
-def test_the_template_for_other_tools_says_the_same(messages, add_generation_prompt):
-    template = ImmutableSandboxedEnvironment().from_string(CHAT_TEMPLATE)
-    expected = template.render(messages=messages, add_generation_prompt=add_generation_prompt)
-    assert render_chat(messages, add_generation_prompt=add_generation_prompt) == expected
+@pytest.mark.parametrize("is_open", [True, False])
+def test_the_template_for_other_tools_says_the_same(family, messages, is_open):
+    template = ImmutableSandboxedEnvironment().from_string(CHAT_TEMPLATES[family])
+    expected = template.render(messages=messages, add_generation_prompt=is_open)
+    assert render_chat(messages, family=family, add_generation_prompt=is_open) == expected
 
 
 @pytest.mark.parametrize("messages", CONVERSATIONS)
@@ -95,3 +97,22 @@ def test_other_parts_and_empty_chats_are_an_error():
         render_chat([{"role": "user", "content": [{"type": "video"}]}])
     with pytest.raises(ValueError, match="at least one"):
         render_chat([])
+
+
+@pytest.mark.parametrize(
+    ("message", "match"),
+    [
+        ({"role": "critic", "content": "x"}, "role 'critic'"),
+        ({"role": "system", "content": "x"}, "role 'system'"),
+        ({"role": "assistant", "content": [IMAGE]}, "picture as assistant"),
+        ({"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}, "tool_calls"),
+    ],
+)
+def test_what_the_newer_template_would_drop_is_an_error(message, match):
+    with pytest.raises(ValueError, match=match):
+        render_chat([{"role": "user", "content": "hi"}, message], family="qwen3_vl")
+
+
+def test_another_family_is_an_error():
+    with pytest.raises(ValueError, match="'llava'.*qwen2_5_vl, qwen3_vl"):
+        render_chat(CONVERSATIONS[0], family="llava")

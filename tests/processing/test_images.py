@@ -1,12 +1,20 @@
 import io
 import json
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from svrl_jax.processing.images import ImageProcessor, PictureError, load_picture, smart_resize
+from svrl_jax.processing.images import (
+    PROCESSOR_CLASSES,
+    ImageProcessor,
+    PictureError,
+    load_picture,
+    smart_resize,
+)
 
 RELEASE = (3136, 12_845_056)
 CLASS_DEFAULT = (3136, 28 * 28 * 1280)
@@ -97,8 +105,44 @@ def test_settings_survive_every_file_layout(tmp_path):
     (tmp_path / "processor_config.json").unlink()
     with pytest.raises(FileNotFoundError, match="preprocessor_config"):
         ImageProcessor.from_folder(tmp_path)
-    with pytest.raises(ValueError, match="do_resize"):
-        ImageProcessor.from_hf({"do_resize": False})
+
+
+@pytest.mark.parametrize(
+    ("file", "bounds"),
+    [
+        ({}, (3136, 1_003_520)),
+        ({"size": {"shortest_edge": 784, "longest_edge": 7840}}, (784, 7840)),
+        ({"min_pixels": 784}, (784, 1_003_520)),
+        ({"size": {"shortest_edge": 1, "longest_edge": 7840}, "min_pixels": 784}, (784, 7840)),
+        ({"size": None, "max_pixels": 7840, "resample": 3}, (3136, 7840)),
+    ],
+)
+def test_bounds_are_read_as_transformers_reads_them(file, bounds, tmp_path):
+    ours = ImageProcessor.from_hf(file)
+    assert (ours.min_pixels, ours.max_pixels) == bounds
+    theirs = Qwen2VLImageProcessorPil(**file)
+    assert (theirs.size["shortest_edge"], theirs.size["longest_edge"]) == bounds
+
+
+@pytest.mark.parametrize(
+    ("file", "match"),
+    [
+        ({"do_resize": False}, "do_resize"),
+        ({"resample": 2}, "resample 2"),
+        ({"rescale_factor": 1.0}, "rescale_factor"),
+        ({"size": {"height": 224, "width": 224}}, "shortest_edge"),
+    ],
+)
+def test_settings_of_other_processors_are_an_error(file, match):
+    with pytest.raises(ValueError, match=match):
+        ImageProcessor.from_hf(file)
+
+
+@pytest.mark.parametrize("family", PROCESSOR_CLASSES)
+def test_the_saved_file_names_the_family_s_processor(family, tmp_path):
+    ImageProcessor().save(tmp_path, family)
+    found = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert found["processor_class"] == PROCESSOR_CLASSES[family]
 
 
 def test_no_picture_gives_empty_arrays():
@@ -175,10 +219,52 @@ def test_the_cameras_rotation_is_obeyed_for_every_kind_of_source(tmp_path):
     assert grids.tolist() == [[1, 46, 34]]
 
 
+@pytest.mark.case("A-M16")
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_all_eight_orientations_show_the_same_picture(orientation):
+    """Stored as the tag says, all come out with red above, blue on the left below."""
+    upright = Image.new("RGB", (32, 48), "white")
+    upright.paste((255, 0, 0), (0, 0, 32, 8))
+    upright.paste((0, 0, 255), (0, 8, 8, 48))
+    turns = [
+        None,
+        Image.Transpose.FLIP_LEFT_RIGHT,
+        Image.Transpose.ROTATE_180,
+        Image.Transpose.FLIP_TOP_BOTTOM,
+        Image.Transpose.TRANSPOSE,
+        Image.Transpose.ROTATE_90,  # what a viewer turns back
+        Image.Transpose.TRANSVERSE,
+        Image.Transpose.ROTATE_270,
+    ]
+    turn = turns[orientation - 1]
+    stored = upright if turn is None else upright.transpose(turn)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    loaded = load_picture(encoded(stored, "PNG", exif=exif))
+    assert np.array_equal(np.asarray(loaded), np.asarray(upright))
+
+
+@pytest.mark.case("A-M16")
+def test_a_broken_rotation_tag_turns_nothing():
+    data = encoded(Image.new("RGB", (32, 16), "red"), "JPEG", exif=b"Exif\0\0no such block")
+    assert load_picture(data).size == (32, 16)
+
+
+@pytest.mark.case("A-M15")
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF", "MPO"])
+def test_of_several_frames_the_first_counts(kind):
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue")]
+    data = encoded(frames[0], kind, save_all=True, append_images=frames[1:])
+    assert Image.open(io.BytesIO(data)).n_frames == 2
+    pixel = load_picture(data).getpixel((5, 5))
+    assert pixel[0] > 250 and max(pixel[1:]) < 5
+
+
 def broken_pictures():
     data = encoded(picture(64, 64), "JPEG")
     huge = bytearray(encoded(Image.new("1", (8, 8))))
     huge[16:24] = (20000).to_bytes(4, "big") * 2
+    huge[29:33] = zlib.crc32(huge[12:29]).to_bytes(4, "big")  # or the header would not be believed
     return {
         "cut": data[:-17],
         "huge": bytes(huge),
@@ -198,6 +284,16 @@ def test_a_broken_picture_is_a_typed_error_with_its_name(kind, tmp_path):
     path.write_bytes(data)
     with pytest.raises(PictureError, match=r"broken\.jpg"):
         load_picture(path)
+
+
+@pytest.mark.case("A-M17")
+def test_an_enormous_picture_costs_no_memory():
+    tracemalloc.start()
+    with pytest.raises(PictureError, match="400000000 pixels.* limit"):
+        load_picture(broken_pictures()["huge"])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
 
 
 @pytest.mark.case("A-M17")
