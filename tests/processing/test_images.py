@@ -128,7 +128,7 @@ def test_bounds_are_read_as_transformers_reads_them(file, bounds, tmp_path):
     ("file", "match"),
     [
         ({"do_resize": False}, "do_resize"),
-        ({"resample": 2}, "resample 2"),
+        ({"resample": 2}, "resample is 2"),
         ({"rescale_factor": 1.0}, "rescale_factor"),
         ({"size": {"height": 224, "width": 224}}, "shortest_edge"),
     ],
