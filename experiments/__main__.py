@@ -18,6 +18,7 @@ MODES = {
     "train": "train a policy by GRPO under the SVRL reward, or go on with a stopped run",
     "eval": "evaluate a policy folder on the config's splits; writes records and figures",
     "ask": "one picture and one question: print the episode",
+    "prepare": "turn downloaded data sets, or a table of your own, into what train and eval read",
     "pretrain": "make the embedded default's initial policy and its labels again",
     "label": "find which tasks the initial policy answers without tools (search_free)",
     "annotate": "write oracle labels beside a run's recorded episodes and print mask figures",

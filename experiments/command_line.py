@@ -18,7 +18,10 @@ from ml_collections import ConfigDict, config_flags
 
 from svrl_jax.checkpoint import CheckpointError
 from svrl_jax.config import ConfigError
+from svrl_jax.data.prepare import PrepareError
+from svrl_jax.data.prepared import PreparedError
 from svrl_jax.data.sources import MissingDataError
+from svrl_jax.data.tables import TableError
 from svrl_jax.processing.images import PictureError
 from svrl_jax.records import RecordError
 from svrl_jax.training.assemble import PolicyFolderError
@@ -46,7 +49,7 @@ class UsageError(Exception):
 
 _KNOWN = (
     UsageError, ConfigError, CheckpointError, MissingDataError, PictureError, RecordError,
-    RunFolderError, PolicyFolderError, FileNotFoundError,
+    RunFolderError, PolicyFolderError, PrepareError, PreparedError, TableError, FileNotFoundError,
 )  # fmt: skip
 
 
