@@ -1,0 +1,120 @@
+"""Parameter paths -> logical axes -> mesh axes, and where activations lie between blocks.
+
+A mesh has up to three axes (`svrl_jax.training.mesh`):
+
+    data     rows are split, parameters are copied
+    fsdp     rows are split, and so is each parameter, along its model width
+    tensor   heads, MLP units and the vocabulary are split
+
+A dimension that its mesh axis does not divide evenly stays whole. Activations are constrained only
+inside `with jax.set_mesh(mesh):`; elsewhere `constrain` does nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+# (pattern of the path inside its stack, logical axes); the first match counts. Weights are
+# [out, in]. A stack's leading layer axis is added by the rule below.
+TABLE: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"(embed_tokens|lm_head)\.weight", ("vocab", "embed")),
+    (r"self_attn\.[qkv]_proj\.weight", ("heads", "embed")),
+    (r"self_attn\.[qkv]_proj\.bias", ("heads",)),
+    (r"self_attn\.o_proj\.weight", ("embed", "heads")),
+    (r"attn\.qkv\.weight", ("heads", "embed")),
+    (r"attn\.qkv\.bias", ("heads",)),
+    (r"attn\.proj\.weight", ("embed", "heads")),
+    (r"mlp\.(gate_proj|up_proj|linear_fc1)\.weight", ("mlp", "embed")),
+    (r"mlp\.(gate_proj|up_proj|linear_fc1)\.bias", ("mlp",)),
+    (r"mlp\.(down_proj|linear_fc2)\.weight", ("embed", "mlp")),
+    (r"(merger|deepstack_merger_list)\.(mlp\.0|linear_fc1)\.weight", ("mlp", "embed")),
+    (r"(merger|deepstack_merger_list)\.(mlp\.0|linear_fc1)\.bias", ("mlp",)),
+    (r"(merger|deepstack_merger_list)\.(mlp\.2|linear_fc2)\.weight", ("embed", "mlp")),
+    (r"patch_embed\.proj\.weight", ("embed", None)),
+    (r"pos_embed\.weight", (None, "embed")),
+    (r"(proj|down_proj|linear_fc2|mlp\.2)\.bias", (None,)),
+    (r"(norm\w*|\w+norm|ln_q)\.(weight|bias)", (None,)),
+)
+# Stacks of layers: one program runs through them, so the leading axis is never split.
+STACKED = re.compile(r"(language_model\.layers|visual\.blocks|visual\.deepstack_merger_list)\.")
+# Logical axis -> mesh axes, in order.
+RULES: dict[str, tuple[str, ...]] = {
+    "vocab": ("tensor",),
+    "heads": ("tensor",),
+    "mlp": ("tensor",),
+    "embed": ("fsdp",),
+    "batch": ("data", "fsdp"),
+    "patches": ("data", "fsdp"),
+}
+
+
+def logical_axes(path: str) -> tuple[str | None, ...]:
+    """The logical axis of each dimension of a parameter, None where it is never split.
+
+    Args:
+      path: dotted, such as `language_model.layers.mlp.up_proj.weight`.
+    Raises:
+      ValueError: the table has no such parameter. A new one must be put there: left out, it would
+        be copied to every device without a word.
+    """
+    for pattern, axes in TABLE:
+        if re.search(rf"(^|\.){pattern}$", path):
+            return (None, *axes) if STACKED.match(path) else axes
+    raise ValueError(f"no sharding rule for the parameter {path}; add its pattern to TABLE")
+
+
+def spec_of(
+    axes: tuple[str | None, ...], shape: tuple[int, ...], sizes: dict[str, int]
+) -> PartitionSpec:
+    """Logical axes of an array -> its PartitionSpec.
+
+    Args:
+      axes: one a dimension.
+      shape: of the array.
+      sizes: mesh axis -> devices along it.
+    Raises:
+      ValueError: axes and shape differ in number.
+    """
+    if len(axes) != len(shape):
+        raise ValueError(f"{len(axes)} logical axes {axes} for the shape {shape}")
+    entries: list[Any] = []
+    for axis, size in zip(axes, shape, strict=True):
+        names = tuple(n for n in RULES[axis] if sizes.get(n, 1) > 1) if axis else ()
+        fits = names and size % math.prod(sizes[n] for n in names) == 0
+        entries.append((names if len(names) > 1 else names[0]) if fits else None)
+    return PartitionSpec(*entries)
+
+
+def param_shardings(params: nnx.State, mesh: Mesh) -> nnx.State:
+    """The tree of NamedShardings of a parameter tree (`nnx.split(model)[1]`, shapes suffice)."""
+    sizes = dict(mesh.shape)
+
+    def one(path, leaf):
+        axes = logical_axes(path_name(path))
+        return NamedSharding(mesh, spec_of(axes, leaf.shape, sizes))
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def path_name(path: tuple) -> str:
+    """A key path of `jax.tree_util` over a parameter tree as a dotted name."""
+    names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+    return ".".join(names)
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Fixes where an activation lies on the mesh in force; x itself without one.
+
+    Args:
+      axes: logical axis of each dimension.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec_of(axes, x.shape, dict(mesh.shape)))
