@@ -36,8 +36,18 @@ def get_config(arg: str = "") -> ConfigDict:
 
 def _data() -> ConfigDict:
     c = ConfigDict()
+    c.source = "world"  # `world`, the embedded one, or a folder that `prepare` made
+    c.split = "train"  # of the source; training reads it
     c.prompts_per_step = 32  # P, questions a step (published: 32)
-    c.draws_per_item = 1  # picture draws and paraphrases of each test item
+    # Question pictures are brought to at most this area (SPEC: 1,152 tokens at 28 px), and further
+    # where the prompt would be longer than max_prompt_tokens or leave no room for one turn. Rows
+    # that do not fit even so are left out of training and counted; evaluation keeps them.
+    c.max_picture_pixels = 903_168
+    c.max_prompt_tokens = 4096  # MMSearch-R1's limit
+    c.read_threads = 4  # threads that decode and cut pictures in each process; 0: none
+    c.workers = 0  # processes that do so, each with read_threads; 0: threads of this process only
+    c.prefetch_batches = 2  # batches held ready (by each worker); bounds the memory
+    c.draws_per_item = 1  # picture draws and paraphrases of each test item; embedded world only
     c.picture_width_px = 84  # drawn canvas of the embedded world
     c.picture_height_px = 56
     return c
@@ -104,7 +114,9 @@ def _reward() -> ConfigDict:
     c.drop_flagged = True  # episodes with a failed tool leave the group
     c.drop_unanswered_oracle = True  # episodes whose oracle did not answer leave the group
     c.min_alias_chars = 3  # rule oracle: shorter aliases do not count as evidence
-    c.search_free_source = "greedy"  # `greedy` pass of the initial policy, or `rate`
+    # `greedy` pass of the initial policy; `rate` of its right answers over samples; `category` of
+    # the data set where it says so (FVQA's training rows), else the greedy pass.
+    c.search_free_source = "greedy"
     c.search_free_rate = 0.5  # t of `rate >= t`
     c.search_free_samples = 4  # n of the tool-free success rate; 0 keeps the greedy label alone
     return c
@@ -139,7 +151,8 @@ def _optim() -> ConfigDict:
 def _eval() -> ConfigDict:
     c = ConfigDict()
     c.every = 0  # steps between evaluations during training; 0: only at the end
-    c.splits = ("test", "ood")
+    # Splits of data.source, or `SET/SPLIT` of the folder beside it; () takes all but training's.
+    c.splits = ()
     c.modes = ("sampled", "greedy")  # temperature 1, temperature 0
     c.query_choice = "first"  # which proposal runs at evaluation
     c.num_items = 0  # 0: all

@@ -16,7 +16,7 @@ from svrl_jax import config as config_lib
 from svrl_jax.evals import evaluate, stats
 from svrl_jax.protocol.prompts import prompt_hash
 from svrl_jax.records import Record, write_records
-from svrl_jax.training import assemble, run_folder
+from svrl_jax.training import assemble, run_folder, task_source
 from svrl_jax.training.labels import EVAL_STEP, SearchFree
 
 
@@ -39,14 +39,15 @@ def main(call: command_line.Call) -> int:
     config_lib.check(config, training=False)
     workdir = command_line.workdir_of(call.values)
     run_folder.check_workdir(workdir, config)
+    splits = task_source.eval_splits(config)
     policy = assemble.policy_folder(call.values.policy or config.model.folder)
     bench = assemble.assemble(config)
     params = nnx.split(assemble.load_policy(policy, config.model.param_dtype))[1]
     run = run_folder.RunFolder(workdir, config)  # last: until here nothing is written
     search_free = SearchFree(bench, run.path / "search_free.json", print)
     summary: dict = {"policy": str(call.values.policy or config.model.folder)}
-    for split, mode in itertools.product(config.eval.splits, config.eval.modes):
-        tasks = assemble.eval_tasks(config, split)
+    for split, mode in itertools.product(splits, config.eval.modes):
+        tasks = task_source.eval_tasks(config, split)
         free = dict(zip([t.id for t in tasks], search_free.of(tasks), strict=True))
         bench.sampler.set_params(params)
         groups = bench.run(
@@ -64,7 +65,9 @@ def main(call: command_line.Call) -> int:
         found = stats.figures(rows)
         summary.setdefault(split, {})[mode] = found
         records = [Record(e, t) for e, t in zip(episodes, tasks, strict=True)]
-        write_records(run.episodes, f"eval_{call.values.regime}_{split}_{mode}", records)
+        write_records(
+            run.episodes, f"eval_{call.values.regime}_{split.replace('/', '_')}_{mode}", records
+        )
         shown = {k: found[k] for k in ("acc", "sr", "over_search", "under_search", "r_format", "n")}
         print(f"{split}, {mode}: " + "  ".join(f"{k} {_figure(v)}" for k, v in shown.items()))
     summary["labels"] = {

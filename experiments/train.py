@@ -14,7 +14,7 @@ from svrl_jax import config as config_lib
 from svrl_jax.analysis import figures, tables
 from svrl_jax.models.qwen_vl.weights import save_folder
 from svrl_jax.rewards.oracle import RuleOracle
-from svrl_jax.training import assemble, finish, loop, run_folder
+from svrl_jax.training import assemble, finish, loop, run_folder, task_source
 from svrl_jax.training.labels import SearchFree
 from svrl_jax.training.progress import Progress
 
@@ -31,6 +31,7 @@ def main(call: command_line.Call) -> int:
     config_lib.check(config, training=True)
     workdir = pathlib.Path(command_line.workdir_of(call.values))
     run_folder.check_workdir(workdir, config)
+    splits = task_source.eval_splits(config)  # fails now rather than after the last step
     bench = assemble.assemble(config)
     oracle = RuleOracle(config.reward.min_alias_chars)
     spec = grpo.make_spec(
@@ -51,16 +52,19 @@ def main(call: command_line.Call) -> int:
             search_free = SearchFree(bench, run.path / "search_free.json", progress.say)
             if start:
                 progress.say(f"going on from step {start} of {config.num_steps}")
-            stream = assemble.train_stream(config, position)
+            stream = task_source.train_stream(config, bench.builder, position, progress.say)
             state = loop.train(
                 bench, run, checkpoints, state, spec, stream, search_free, oracle, progress
             )
+            stream.close()
             checkpoints.wait()
             model = nnx.merge(nnx.split(bench.model)[0], state.params)
             save_folder(model, run.export, dtype="bfloat16", extra_files_from=bench.folder)
             figures.training_curves(
                 run_folder.read_metrics(run.metrics), run.figures / "training.png"
             )
+            if not splits:
+                progress.say(f"{config.data.source} has no split to evaluate on")
             summary = finish.compare(bench, state.params, search_free, oracle, progress.say)
         run.write_json("summary.json", summary)
         (run.path / "summary.md").write_text(tables.as_markdown(summary), encoding="utf-8")

@@ -10,7 +10,7 @@ _CHOICES = {
     "search.image_items": ("full", "titles"),
     "reward.scorer": ("em", "em_published", "sub_em", "f1"),
     "reward.qalign_over": ("executed", "all"),
-    "reward.search_free_source": ("greedy", "rate"),
+    "reward.search_free_source": ("greedy", "rate", "category"),
     "grpo.objective": ("dr_grpo", "grpo", "dapo"),
     "rollout.cache_dtype": ("float32", "bfloat16"),
     "model.param_dtype": ("float32", "bfloat16"),
@@ -21,6 +21,7 @@ _FRACTIONS = (
 )  # fmt: skip
 _AT_LEAST_ONE = (
     "num_steps", "save_every", "keep_checkpoints", "data.prompts_per_step", "data.draws_per_item",
+    "data.max_picture_pixels", "data.max_prompt_tokens", "data.prefetch_batches",
     "rollout.budget", "rollout.max_turn_tokens", "rollout.num_queries", "rollout.lanes",
     "rollout.slots", "rollout.decode_chunk", "search.image_top_k", "search.text_top_k",
     "search.summary_words", "grpo.inner_steps", "grpo.microbatch_rows",
@@ -48,6 +49,11 @@ def check(config: ConfigDict, *, training: bool) -> None:
     for key in _AT_LEAST_ONE:
         if _get(config, key) < 1:
             raise ConfigError(f"config.{key} is {_get(config, key)}; it must be at least 1")
+    if config.data.source == "world" and config.data.split != "train":
+        raise ConfigError(
+            f"config.data.split is {config.data.split!r}, but config.data.source is 'world', which "
+            "trains on 'train': name a prepared folder as the source"
+        )
     _check_rollout(config)
     if training:
         _check_training(config)
@@ -70,14 +76,13 @@ def _check_rollout(config: ConfigDict) -> None:
             f"(config.rollout.max_turn_tokens {rollout.max_turn_tokens}) and the answer "
             f"(config.rollout.answer_reserve {rollout.answer_reserve}): raise budget"
         )
-    for regime in ("splits", "modes"):
-        if not config.eval[regime]:
-            raise ConfigError(f"config.eval.{regime} is empty; name at least one")
+    if not config.eval.modes:
+        raise ConfigError("config.eval.modes is empty; name at least one")
     unknown = set(config.eval.modes) - {"sampled", "greedy"}
     if unknown:
         raise ConfigError(f"config.eval.modes has {sorted(unknown)}; known: sampled, greedy")
     unknown = set(config.eval.splits) - {"train", "test", "ood"}
-    if unknown:
+    if unknown and config.data.source == "world":  # a prepared folder's own are checked on opening
         raise ConfigError(f"config.eval.splits has {sorted(unknown)}; known: train, test, ood")
 
 

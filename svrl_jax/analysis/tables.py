@@ -48,6 +48,8 @@ def blocks(summary: Mapping[str, Any]) -> list[Block]:
                     row.append(_interval(gaps.get(key)))
             found.append(Block(f"{split}, {_MODES[mode]}", tuple(columns), _tuples(rows)))
         marks = summary["marks"]
+        if not marks:
+            continue
         rows = [[t, *[_cell(m[split][key]) for m in marks.values()]] for key, t in TITLES.items()]
         columns = ("", *[name.replace("_", " ") for name in marks])
         found.append(Block(f"{split}, scripted marks", columns, _tuples(rows)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Sequence
@@ -51,6 +52,23 @@ def prompt_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:12]
 
 
+@dataclasses.dataclass(frozen=True)
+class PromptSize:
+    """What a prompt will take, known before its picture is decoded.
+
+    Attributes:
+      num_tokens: of the whole prompt, every picture token counted.
+      max_pixels: bound of the picture's area under which it has that size.
+      is_shrunk: the bound had to be lowered for `max_tokens`.
+      fits: num_tokens is at most `max_tokens`.
+    """
+
+    num_tokens: int
+    max_pixels: int
+    is_shrunk: bool
+    fits: bool
+
+
 class PromptBuilder:
     """Renders tasks in Qwen2.5-VL's chat template: system message, then picture and question."""
 
@@ -60,11 +78,44 @@ class PromptBuilder:
         processor: ImageProcessor,
         config: QwenVLConfig,
         texts: dict[str, str],
+        *,
+        max_picture_pixels: int | None = None,
+        max_tokens: int | None = None,
     ):
-        """Args: texts: regime -> system message; both regimes are needed."""
+        """See the class.
+
+        Args:
+          texts: regime -> system message; both regimes are needed.
+          max_picture_pixels: bound of a question picture's area where the processor's is larger.
+          max_tokens: pictures are made smaller where a prompt would be longer.
+        """
         self.tokenizer, self.processor, self.config, self.texts = (
             tokenizer, processor, config, texts,
         )  # fmt: skip
+        self.max_pixels = min(processor.max_pixels, max_picture_pixels or processor.max_pixels)
+        self.max_tokens = max_tokens
+        self._frame_lengths: dict[tuple[str, bool], int] = {}
+
+    def measure(self, question: str, size_px: tuple[int, int], regime: str) -> PromptSize:
+        """The size of the prompt that `build` makes of a question and a picture.
+
+        Args:
+          question: text.
+          size_px: (width, height) of the upright picture; (0, 0) without one.
+        """
+        width, height = (int(side) for side in size_px)
+        has_picture = bool(width and height)
+        num_text = self._frame_length(regime, has_picture)
+        num_text += len(self.tokenizer.encode_plain(question))
+        bound = self.max_pixels
+        num_tokens = num_text + (self._cells(height, width, bound) if has_picture else 0)
+        limit = self.max_tokens or num_tokens
+        if not has_picture or num_tokens <= limit:
+            return PromptSize(num_tokens, bound, False, num_tokens <= limit)
+        cell = (self.processor.patch_size * self.processor.merge_size) ** 2
+        bound = max(limit - num_text, 1) * cell
+        num_tokens = num_text + self._cells(height, width, bound)
+        return PromptSize(num_tokens, bound, True, num_tokens <= limit)
 
     def build(self, task: Task, regime: str) -> Prompt:
         """One prompt.
@@ -78,8 +129,9 @@ class PromptBuilder:
         """
         if regime not in self.texts:
             raise ValueError(f"regime {regime!r} has no prompt; known: {sorted(self.texts)}")
-        pictures = [load_picture(task.picture)] if task.picture else []
-        pixel_values, grids = self.processor(pictures)
+        pictures = [load_picture(task.picture, name=task.id)] if task.picture else []
+        size = self.measure(task.question, pictures[0].size if pictures else (0, 0), regime)
+        pixel_values, grids = self._bounded(size.max_pixels)(pictures)
         parts = [_SYSTEM, self.texts[regime], _USER + _PICTURE * len(pictures), task.question]
         encode = (self.tokenizer.encode, self.tokenizer.encode_plain)
         pieces = [encode[i % 2](p) for i, p in enumerate(parts)]
@@ -104,3 +156,19 @@ class PromptBuilder:
     def build_all(self, tasks: Sequence[Task], regime: str) -> list[Prompt]:
         """One prompt a task, in order."""
         return [self.build(t, regime) for t in tasks]
+
+    def _frame_length(self, regime: str, has_picture: bool) -> int:
+        """Tokens of a prompt around its question, the picture's own left out."""
+        key = regime, has_picture
+        if key not in self._frame_lengths:
+            template = _SYSTEM, _USER + _PICTURE * has_picture, _ASSISTANT
+            count = sum(len(self.tokenizer.encode(text)) for text in template) - has_picture
+            self._frame_lengths[key] = count + len(self.tokenizer.encode_plain(self.texts[regime]))
+        return self._frame_lengths[key]
+
+    def _cells(self, height: int, width: int, max_pixels: int) -> int:
+        frames, tall, wide = self._bounded(max_pixels).grid_thw(height, width)
+        return frames * tall * wide // self.processor.merge_size**2
+
+    def _bounded(self, max_pixels: int) -> ImageProcessor:
+        return dataclasses.replace(self.processor, max_pixels=max_pixels)

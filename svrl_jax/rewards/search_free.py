@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ml_collections import ConfigDict
 
@@ -26,6 +26,11 @@ class Label:
     greedy: bool
     rate: float | None = None
     samples: int = 0
+
+
+# What FVQA's own `category` column says of a row: another policy's label, not a rule.
+CATEGORIES = {"search_free": True, "search_required": False}
+SOURCES = ("greedy", "rate", "category")
 
 
 class LabelStore:
@@ -55,25 +60,33 @@ class LabelStore:
         """The tasks without a label."""
         return [t for t in tasks if t.id not in self._labels]
 
+    def has(self, task_id: str) -> bool:
+        """True if the task has a label."""
+        return task_id in self._labels
+
     def get(self, task: Task) -> Label:
         """The task's label; KeyError naming the task if it has none."""
-        return self._labels[task.id]
+        return self.of_id(task.id)
+
+    def of_id(self, task_id: str) -> Label:
+        """The label of a task's id; KeyError naming it if it has none."""
+        return self._labels[task_id]
 
     def is_free(self, task: Task, config: ConfigDict) -> bool:
-        """The label that the reward uses.
+        """The label that the reward uses; of `category` where the task has none, the greedy one.
 
         Raises:
           ValueError: `search_free_source` is unknown, or `rate` is asked of a label without
           samples.
         """
+        source = config.search_free_source
+        if source not in SOURCES:
+            raise ValueError(f"reward.search_free_source must be one of {SOURCES}, got {source!r}")
+        if source == "category" and task.category in CATEGORIES:
+            return CATEGORIES[task.category]
         label = self.get(task)
-        if config.search_free_source == "greedy":
+        if source != "rate":
             return label.greedy
-        if config.search_free_source != "rate":
-            raise ValueError(
-                f"reward.search_free_source must be 'greedy' or 'rate', "
-                f"got {config.search_free_source!r}"
-            )
         if label.rate is None:
             raise ValueError(
                 f"task {task.id!r} has no success rate: label again with "
@@ -128,3 +141,40 @@ def make_labels(
         rate = sum(hits) / len(hits) if hits else None
         out[task.id] = Label(rights(one, task)[0], rate, len(hits))
     return out
+
+
+def needs_policy(task: Task, config: ConfigDict) -> bool:
+    """True if the task's label must come from the initial policy."""
+    return config.search_free_source != "category" or task.category not in CATEGORIES
+
+
+def describe_source(config: ConfigDict) -> str:
+    """Where labels come from, for tables."""
+    if config.search_free_source == "category":
+        return "the data set's category, else the initial policy's greedy pass"
+    return f"initial policy, {config.search_free_source}"
+
+
+def agreement(one: Mapping[str, bool], other: Mapping[str, bool]) -> dict[str, float | int | None]:
+    """How far two sources agree on the tasks that both label.
+
+    Returns:
+      n, both_free, both_required, only_first_free, only_second_free: counts; share: agreeing, in
+      [0, 1]; kappa: Cohen's, None where a source never varies. All None but n if n is 0.
+    """
+    pairs = [(one[i], other[i]) for i in one if i in other]
+    n = len(pairs)
+    counts = {
+        "both_free": pairs.count((True, True)),
+        "both_required": pairs.count((False, False)),
+        "only_first_free": pairs.count((True, False)),
+        "only_second_free": pairs.count((False, True)),
+    }
+    if not n:
+        return {"n": 0} | dict.fromkeys([*counts, "share", "kappa"])
+    share = (counts["both_free"] + counts["both_required"]) / n
+    first, second = (sum(side) / n for side in zip(*pairs, strict=True))
+    chance = first * second + (1 - first) * (1 - second)
+    is_fixed = first in (0.0, 1.0) or second in (0.0, 1.0)
+    kappa = None if is_fixed else (share - chance) / (1 - chance)
+    return {"n": n} | counts | {"share": share, "kappa": kappa}

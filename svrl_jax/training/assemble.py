@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from svrl_jax.data import world
 from svrl_jax.models.qwen_vl import QwenVL
 from svrl_jax.models.qwen_vl.weights import load_weights
 from svrl_jax.processing.images import ImageProcessor
@@ -24,7 +23,8 @@ from svrl_jax.rollout import episodes as episodes_lib
 from svrl_jax.rollout.policy import TurnSampler
 from svrl_jax.rollout.scheduler import EnginePolicy, banned_ids
 from svrl_jax.search.local import LocalTools
-from svrl_jax.types import Episode, Task
+from svrl_jax.training import task_source
+from svrl_jax.types import Episode, Prompt, Task
 
 _CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -64,16 +64,21 @@ class Bench:
         *,
         step: int,
         group_size: int,
+        prompts: Sequence[Prompt] | None = None,
         regime: str = "agent",
         temperature: float = 1.0,
         query_choice: str = "first",
         policy_name: str = "policy",
         progress: Callable[[int, int], None] | None = None,
     ) -> list[list[Episode]]:
-        """Episodes [P][G] of the tasks; see `rollout.episodes.run_episodes`."""
+        """Episodes [P][G] of the tasks; see `rollout.episodes.run_episodes`.
+
+        Args:
+          prompts: of the tasks under the regime, where they were built ahead; None builds them.
+        """
         return episodes_lib.run_episodes(
             tasks,
-            self.builder.build_all(tasks, regime),
+            self.builder.build_all(tasks, regime) if prompts is None else prompts,
             policy,
             self.tools if regime == "agent" else None,
             self.tokenizer,
@@ -138,33 +143,17 @@ def assemble(config: ConfigDict) -> Bench:
         model=model,
         initial_params=nnx.split(model)[1],
         tokenizer=tokenizer,
-        builder=PromptBuilder(tokenizer, ImageProcessor.from_folder(folder), model.config, texts),
+        builder=PromptBuilder(
+            tokenizer,
+            ImageProcessor.from_folder(folder),
+            model.config,
+            texts,
+            max_picture_pixels=config.data.max_picture_pixels,
+            max_tokens=task_source.max_prompt_tokens(config),
+        ),
         tools=LocalTools(
             config.search, config.data.picture_width_px, config.data.picture_height_px
         ),
         banned=banned,
         sampler=EnginePolicy(model, banned, config.rollout),
     )
-
-
-def train_stream(config: ConfigDict, position: int = 0) -> world.TrainStream:
-    """The training tasks from row `position` on."""
-    return world.TrainStream(
-        config.seed,
-        config.data.prompts_per_step,
-        config.data.picture_width_px,
-        config.data.picture_height_px,
-        position,
-    )
-
-
-def eval_tasks(config: ConfigDict, split: str) -> list[Task]:
-    """A split's tasks, `data.draws_per_item` an item, the first `eval.num_items` items or all."""
-    tasks = world.eval_tasks(
-        split,
-        config.data.draws_per_item,
-        config.data.picture_width_px,
-        config.data.picture_height_px,
-    )
-    keep = config.eval.num_items * config.data.draws_per_item
-    return tasks[:keep] if keep else tasks

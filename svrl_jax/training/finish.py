@@ -9,9 +9,11 @@ from typing import Any
 from svrl_jax.evals import evaluate, marks, stats
 from svrl_jax.protocol.prompts import prompt_hash
 from svrl_jax.rewards.oracle import RuleOracle
+from svrl_jax.rewards.search_free import describe_source
 from svrl_jax.rollout.policy import ScriptedPolicy, TurnSampler
-from svrl_jax.training.assemble import Bench, eval_tasks
+from svrl_jax.training.assemble import Bench
 from svrl_jax.training.labels import EVAL_STEP, SearchFree
+from svrl_jax.training.task_source import WORLD, eval_splits, eval_tasks
 
 # Whose difference is worth an interval.
 COMPARED = (
@@ -61,7 +63,7 @@ def evaluate_policy(
 ) -> dict[str, dict[str, list[stats.Row]]]:
     """split -> mode -> rows, for every split and mode of `config.eval`."""
     out: dict[str, dict[str, list[stats.Row]]] = {}
-    for split, mode in itertools.product(bench.config.eval.splits, bench.config.eval.modes):
+    for split, mode in itertools.product(eval_splits(bench.config), bench.config.eval.modes):
         say(f"evaluating the {name} policy on {split}, {mode}")
         tasks = eval_tasks(bench.config, split)
         search_free.ensure(tasks)  # before set_params: it samples from the initial policy
@@ -74,8 +76,13 @@ def evaluate_policy(
 
 
 def evaluate_marks(bench: Bench, search_free: SearchFree, oracle: RuleOracle) -> dict[str, Any]:
-    """mark -> split -> figures of the scripted agents, over the same tasks and tools."""
+    """mark -> split -> figures of the scripted agents, over the same tasks and tools.
+
+    {} where the tasks are not the embedded world's, the only one that the scripts know.
+    """
     config, out = bench.config, {}
+    if config.data.source != WORLD:
+        return out
     for name, habits in marks.MARKS.items():
         script = marks.scripted(habits, config.rollout.num_queries, config.pretrain.known_share)
         policy = ScriptedPolicy(script, bench.tokenizer)
@@ -83,7 +90,7 @@ def evaluate_marks(bench: Bench, search_free: SearchFree, oracle: RuleOracle) ->
             split: stats.figures(
                 evaluate_split(bench, policy, split, 0.0, search_free, oracle, name)
             )
-            for split in config.eval.splits
+            for split in eval_splits(config)
         }
     return out
 
@@ -119,11 +126,11 @@ def summarise(
     config = bench.config
     summary["labels"] = {
         "scorer": config.reward.scorer,
-        "search_free": f"initial policy, {config.reward.search_free_source}",
+        "search_free": describe_source(config.reward),
         "oracle": "rule",
         "query_choice": config.eval.query_choice,
         "prompt": prompt_hash(bench.builder.texts["agent"]),
-        "draws_per_item": config.data.draws_per_item,
+        "draws_per_item": config.data.draws_per_item if config.data.source == WORLD else 1,
     }
     return summary
 

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from svrl_jax.protocol.prompts import prompt_hash
-from svrl_jax.rewards.search_free import LabelStore, make_labels
+from svrl_jax.rewards.search_free import LabelStore, make_labels, needs_policy
 from svrl_jax.training.assemble import Bench
 from svrl_jax.types import Task
 
@@ -50,12 +50,17 @@ class SearchFree:
 
     def ensure(self, tasks: Sequence[Task]) -> int:
         """Makes the missing labels; returns how many were made."""
-        missing = self.store.missing(tasks)
+        reward = self._bench.config.reward
+        missing = self.store.missing([t for t in tasks if needs_policy(t, reward)])
         if missing:
             self._say(f"labelling {len(missing)} tasks with the initial policy (no tools)")
-        for start in range(0, len(missing), _CHUNK):
-            self.store.add(self._make(missing[start : start + _CHUNK]))
+        self.make(missing)
         return len(missing)
+
+    def make(self, tasks: Sequence[Task]) -> None:
+        """Labels tasks by the initial policy; kept after every chunk, so it may be stopped."""
+        for start in range(0, len(tasks), _CHUNK):
+            self.store.add(self._make(tasks[start : start + _CHUNK]))
 
     def _make(self, tasks: Sequence[Task]):
         bench = self._bench

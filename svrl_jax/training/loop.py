@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from svrl_jax import checkpoint, grpo
-from svrl_jax.data.world import TrainStream
+from svrl_jax.data.pipeline import TasksAlone, TaskStream
 from svrl_jax.records import Record
 from svrl_jax.rewards import score as rewards
 from svrl_jax.rewards.oracle import RuleOracle
@@ -26,7 +26,7 @@ def train(
     checkpoints: checkpoint.Checkpoints,
     state: grpo.TrainState,
     spec: grpo.UpdateSpec,
-    tasks_stream: TrainStream,
+    tasks_stream: TaskStream | TasksAlone,
     search_free: labels_lib.SearchFree,
     oracle: RuleOracle,
     progress: Progress,
@@ -39,12 +39,14 @@ def train(
     config = bench.config
     for step in range(int(state.step), config.num_steps):
         clock = metrics_lib.Clock()
-        tasks = next(tasks_stream)  # [P] Task
+        tasks, prompts = next(tasks_stream)  # [P] Task, [P] Prompt
+        clock.lap("data")
         bench.sampler.set_params(state.params)
         episodes = bench.run(  # [P][G] Episode
             tasks,
             bench.sampler,
             step=step,
+            prompts=prompts,
             group_size=config.rollout.group_size,
             temperature=config.rollout.temperature,
             query_choice=config.rollout.query_choice,

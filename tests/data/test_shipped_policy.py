@@ -10,7 +10,7 @@ import pytest
 
 from configs import quickstart
 from svrl_jax.data import world
-from svrl_jax.training import assemble
+from svrl_jax.training import assemble, task_source
 from svrl_jax.training.fingerprint import of_policy_inputs
 from svrl_jax.training.labels import SHIPPED_NAME, SearchFree, label_fingerprint
 from tests.hf_reference import assert_transformers_agrees
@@ -52,7 +52,7 @@ def test_its_labels_are_its_own_and_complete(bench):
     lines = []
     search_free = SearchFree(bench, None, lines.append)
     assert lines == [] and search_free.store.stale == []
-    tasks = [t for split in ("test", "ood") for t in assemble.eval_tasks(CONFIG, split)]
+    tasks = [t for split in ("test", "ood") for t in task_source.eval_tasks(CONFIG, split)]
     assert search_free.store.missing(tasks) == []
     share = sum(search_free.of(tasks)) / len(tasks)
     assert 0.1 < share < 0.9  # both kinds are there, or over-search would mean nothing

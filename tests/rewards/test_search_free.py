@@ -1,12 +1,19 @@
 """search_free labels: made from tool-free episodes, kept by fingerprint."""
 
+import dataclasses
 import json
 
 import pytest
 
 from configs.base import get_config
 from svrl_jax.rewards.audit import scripted_episode
-from svrl_jax.rewards.search_free import Label, LabelStore, make_labels
+from svrl_jax.rewards.search_free import (
+    Label,
+    LabelStore,
+    agreement,
+    make_labels,
+    needs_policy,
+)
 from svrl_jax.types import Task
 
 PRINT = {"policy": "abc", "prompt": "def", "scorer": "em"}
@@ -112,5 +119,32 @@ def test_what_is_not_known_is_an_error():
     one.add({"t0": Label(True)})
     with pytest.raises(ValueError, match="search_free_samples"):
         one.is_free(TASKS[0], reward(search_free_source="rate"))
-    with pytest.raises(ValueError, match="category"):
-        one.is_free(TASKS[0], reward(search_free_source="category"))
+    with pytest.raises(ValueError, match="'oracle'"):
+        one.is_free(TASKS[0], reward(search_free_source="oracle"))
+
+
+@pytest.mark.parametrize(
+    "category, free, asks_the_policy",
+    [("search_free", True, False), ("search_required", False, False), ("capital", True, True)],
+)
+def test_the_data_sets_category_counts_where_there_is_one(category, free, asks_the_policy):
+    task = dataclasses.replace(TASKS[0], category=category)
+    config = reward(search_free_source="category")
+    one = store()
+    assert needs_policy(task, config) == asks_the_policy
+    assert needs_policy(task, reward())
+    if asks_the_policy:
+        one.add({"t0": Label(True)})
+    assert one.is_free(task, config) is free
+
+
+def test_agreement_of_two_sources():
+    one = {"a": True, "b": True, "c": False, "d": False, "only here": True}
+    other = {"a": True, "b": False, "c": False, "d": False}
+    found = agreement(one, other)
+    assert found["n"] == 4 and found["share"] == 0.75
+    assert (found["both_free"], found["both_required"]) == (1, 2)
+    assert (found["only_first_free"], found["only_second_free"]) == (1, 0)
+    assert found["kappa"] == pytest.approx((0.75 - 0.5) / 0.5)
+    assert agreement(one, dict.fromkeys(one, True))["kappa"] is None
+    assert agreement(one, {})["share"] is None

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from svrl_jax.training import assemble
+from svrl_jax.training import assemble, task_source
 from tests.conftest import changed
 
 
@@ -29,17 +29,22 @@ def test_a_bench_holds_one_policy(bench, tiny_folder):
 
 def test_evaluation_tasks_are_the_first_items(tiny_config):
     config = changed(tiny_config, **{"data.draws_per_item": 3})
-    tasks = assemble.eval_tasks(config, "test")
+    tasks = task_source.eval_tasks(config, "test")
     assert len(tasks) == 2 * 3 and len({t.item for t in tasks}) == 2
-    everything = assemble.eval_tasks(changed(config, **{"eval.num_items": 0}), "test")
+    everything = task_source.eval_tasks(changed(config, **{"eval.num_items": 0}), "test")
     assert len(everything) == 150 * 3 and everything[:6] == tasks
 
 
-def test_the_stream_follows_the_config(tiny_config):
-    first = next(assemble.train_stream(tiny_config))
+def test_the_stream_follows_the_config(tiny_config, builder):
+    def first_of(config, position=0):
+        tasks, prompts = next(task_source.train_stream(config, builder, position))
+        assert prompts is None
+        return tasks
+
+    first = first_of(tiny_config)
     assert len(first) == 2
-    assert next(assemble.train_stream(tiny_config, position=1))[0] == first[1]
-    other = next(assemble.train_stream(changed(tiny_config, seed=1)))
+    assert first_of(tiny_config, 1)[0] == first[1]
+    other = first_of(changed(tiny_config, seed=1))
     assert [t.item for t in other] != [t.item for t in first]
 
 
@@ -50,7 +55,7 @@ def run(bench, tasks, **changes):
 
 
 def test_episodes_come_by_task_and_can_be_drawn_again(bench, tiny_config):
-    tasks = assemble.eval_tasks(tiny_config, "test")
+    tasks = task_source.eval_tasks(tiny_config, "test")
     groups = run(bench, tasks)
     again = run(bench, tasks)
     assert [[e.task_id for e in g] for g in groups] == [[t.id] * 2 for t in tasks]
@@ -60,6 +65,6 @@ def test_episodes_come_by_task_and_can_be_drawn_again(bench, tiny_config):
 
 
 def test_the_direct_regime_has_no_tools(bench, tiny_config):
-    tasks = assemble.eval_tasks(tiny_config, "test")
+    tasks = task_source.eval_tasks(tiny_config, "test")
     episodes = sum(run(bench, tasks, regime="direct", temperature=0.0, group_size=1), [])
     assert all(e.calls == () and e.regime == "direct" for e in episodes)

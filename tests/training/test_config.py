@@ -22,7 +22,7 @@ from tests.conftest import changed
         ({"rollout.temperature": -1.0}, ["rollout.temperature"]),
         ({"rollout.slots": 2}, ["rollout.slots", "rollout.lanes", "raise slots"]),
         ({"rollout.budget": 50}, ["rollout.budget", "max_turn_tokens", "answer_reserve"]),
-        ({"eval.splits": ()}, ["eval.splits"]),
+        ({"eval.modes": ()}, ["eval.modes"]),
         ({"eval.splits": ("test", "dev")}, ["eval.splits", "dev", "ood"]),
         ({"eval.modes": ("beam",)}, ["eval.modes", "beam", "greedy"]),
         ({"rollout.temperature": 0.0}, ["rollout.temperature", "above 0"]),

@@ -12,7 +12,7 @@ from tests.conftest import changed
 
 @pytest.fixture
 def tasks(tiny_config):
-    from svrl_jax.training.assemble import eval_tasks
+    from svrl_jax.training.task_source import eval_tasks
 
     return eval_tasks(changed(tiny_config, **{"eval.num_items": 3}), "ood")
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from svrl_jax import checkpoint, grpo
 from svrl_jax.records import read_records
 from svrl_jax.rewards.oracle import RuleOracle
-from svrl_jax.training import assemble, loop
+from svrl_jax.training import loop, task_source
 from svrl_jax.training.labels import SearchFree
 from svrl_jax.training.metrics import FACTORS
 from svrl_jax.training.progress import Progress
@@ -49,7 +49,8 @@ def train(bench, workdir, num_steps, **changes) -> Done:
         run.start_at(start)
         with Progress(num_steps, start, console) as progress:
             state = loop.train(
-                bench, run, checkpoints, state, spec, assemble.train_stream(config, position),
+                bench, run, checkpoints, state, spec,
+                task_source.train_stream(config, bench.builder, position),
                 SearchFree(bench, run.path / "search_free.json", progress.say),
                 RuleOracle(config.reward.min_alias_chars), progress,
             )  # fmt: skip
