@@ -1,6 +1,7 @@
-"""The embedded world and a tiny policy folder, made once for all tests that need them."""
+"""The embedded world, a tiny policy folder and the true tokenizers, made once for all tests."""
 
 import contextlib
+import json
 import pathlib
 
 import jax
@@ -10,12 +11,16 @@ from flax import nnx
 from configs import tiny
 from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig
 from svrl_jax.models.qwen_vl.weights import save_folder
-from svrl_jax.processing.images import ImageProcessor
+from svrl_jax.processing.chat import CHAT_TEMPLATES, FAMILIES
+from svrl_jax.processing.images import QWEN3_VL, ImageProcessor
 from svrl_jax.processing.tokenizer import Tokenizer
 from svrl_jax.protocol.prompts import PromptBuilder, read_prompt
 from svrl_jax.search.local import LocalTools
 from svrl_jax.training import assemble, pretrain, tiny_policy
 from svrl_jax.training.demos import DemoMaker
+from tests.processing import qwen_tokenizer
+
+RELEASE = {"qwen2_5_vl": ImageProcessor(), "qwen3_vl": QWEN3_VL}
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +94,35 @@ def tiny_folder(pretraining) -> pathlib.Path:
 def bench(tiny_folder, tiny_config) -> assemble.Bench:
     """Everything a run works with; runs share its compiled programs."""
     return assemble.assemble(changed(tiny_config, **{"model.folder": str(tiny_folder)}))
+
+
+@pytest.fixture(scope="session")
+def qwen_vocabulary():
+    """(vocab, merges), equal to the published files."""
+    path = qwen_tokenizer.rank_file()
+    if path is None:
+        pytest.skip("needs the dashscope wheel's data: pip install --no-deps dashscope")
+    return qwen_tokenizer.vocab_and_merges(qwen_tokenizer.read_ranks(path))
+
+
+@pytest.fixture(scope="session")
+def qwen_folders(qwen_vocabulary, tmp_path_factory):
+    """family -> folder with tokenizer and processor files."""
+    folders = {}
+    for family in FAMILIES:
+        folder = folders[family] = tmp_path_factory.mktemp(family)
+        built = qwen_tokenizer.make_tokenizer(*qwen_vocabulary, family)
+        built.save(str(folder / "tokenizer.json"))
+        settings = {
+            "tokenizer_class": "Qwen2Tokenizer",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "unk_token": None,
+            "chat_template": CHAT_TEMPLATES[family],
+        }
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        RELEASE[family].save(folder, family)
+    return folders
 
 
 @contextlib.contextmanager
