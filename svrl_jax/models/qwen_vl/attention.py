@@ -15,7 +15,12 @@ MASKED_SCORE = -1e30
 
 
 def attention_mask(
-    q_group: jax.Array, q_branch: jax.Array, k_group: jax.Array, k_branch: jax.Array
+    q_group: jax.Array,
+    q_branch: jax.Array,
+    k_group: jax.Array,
+    k_branch: jax.Array,
+    *,
+    causal: bool = True,
 ) -> jax.Array:
     """Which key a query may see, for rows in which several episodes share a prompt.
 
@@ -26,6 +31,7 @@ def attention_mask(
     Args:
       q_group, q_branch, k_group, k_branch: int32[B, T]; queries and keys are the same tokens in the
         same order. Group -1 is padding: it sees nothing and is not seen.
+      causal: False lets a query see later keys too.
     Returns:
       bool[B, T, T], True where query (axis 1) sees key (axis 2).
     Raises:
@@ -35,11 +41,12 @@ def attention_mask(
         raise ValueError(
             f"queries {q_group.shape} and keys {k_group.shape} must be the same tokens"
         )
-    length = q_group.shape[1]
-    not_after = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
     same_group = (q_group[:, :, None] == k_group[:, None, :]) & (k_group[:, None, :] >= 0)
     branch = (q_branch[:, :, None] == k_branch[:, None, :]) | (k_branch[:, None, :] == 0)
-    return not_after & same_group & branch
+    if not causal:
+        return same_group & branch
+    place = jnp.arange(q_group.shape[1])
+    return (place[:, None] >= place[None, :]) & same_group & branch
 
 
 def cache_mask(starts: jax.Array, num_queries: int, cache_length: int) -> jax.Array:

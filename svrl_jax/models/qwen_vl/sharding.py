@@ -12,8 +12,10 @@ inside `with jax.set_mesh(mesh):`; elsewhere `constrain` does nothing.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -91,15 +93,39 @@ def spec_of(
     return PartitionSpec(*entries)
 
 
-def param_shardings(params: nnx.State, mesh: Mesh) -> nnx.State:
-    """The tree of NamedShardings of a parameter tree (`nnx.split(model)[1]`, shapes suffice)."""
+def param_shardings(params: Any, mesh: Mesh) -> Any:
+    """The NamedSharding of every leaf of a parameter tree, or of a tree that holds such trees.
+
+    Args:
+      params: `nnx.split(model)[1]`, an optimiser's state over it, ...; shapes suffice. A leaf whose
+        path names no parameter (a step counter) is copied to every device.
+    """
     sizes = dict(mesh.shape)
 
     def one(path, leaf):
-        axes = logical_axes(path_name(path))
+        name = path_name(path)
+        axes = logical_axes(name) if name else (None,) * len(leaf.shape)
         return NamedSharding(mesh, spec_of(axes, leaf.shape, sizes))
 
     return jax.tree_util.tree_map_with_path(one, params)
+
+
+def place_params(params: Any, mesh: Mesh | None) -> Any:
+    """Parameters spread over the mesh; as they are without one."""
+    return params if mesh is None else jax.device_put(params, param_shardings(params, mesh))
+
+
+def place(x: Any, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:
+    """An array on the mesh by its logical axes; on the default device without a mesh."""
+    if mesh is None:
+        return jax.device_put(x)
+    spec = spec_of(tuple(axes), x.shape, dict(mesh.shape))
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def on_mesh(mesh: Mesh | None) -> contextlib.AbstractContextManager:
+    """Puts the mesh in force for `constrain` and the kernels; without one, nothing."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def path_name(path: tuple) -> str:
