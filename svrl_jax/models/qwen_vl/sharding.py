@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # (pattern of the path inside its stack, logical axes); the first match counts. Weights are
