@@ -10,8 +10,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from svrl_jax.processing.chat import FAMILIES, encode_chat, expand_placeholders, render_chat
 from svrl_jax.processing.images import ImageProcessor, load_picture, smart_resize
 from svrl_jax.processing.tokenizer import Tokenizer
+from tests.conftest import RELEASE
 from tests.processing import qwen_tokenizer
-from tests.processing.conftest import RELEASE
 from tests.processing.test_images import encoded, picture
 
 PICTURES = sorted((pathlib.Path(__file__).parent / "fvqa_mini").glob("row*"))
