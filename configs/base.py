@@ -98,7 +98,9 @@ def _search() -> ConfigDict:
 
 def _reward() -> ConfigDict:
     c = ConfigDict()
-    c.scorer = "em"  # `em`, `em_published`, `sub_em`, `f1`
+    # `em`, `em_published`, `sub_em`, `f1`; `infoseek`, `mmsearch_f1`, `simplevqa`, `livevqa` are
+    # the benchmarks' own (rewards/published.py)
+    c.scorer = "em"
     c.w_format = 0.1  # weight of r_format (published)
     c.use_aware = True  # each factor can be switched off; the ablations do
     c.use_count = True

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from ml_collections import ConfigDict
 
+from svrl_jax.rewards.answers import SCORERS
+
 _CHOICES = {
     "rollout.query_choice": ("random", "first"),
     "eval.query_choice": ("random", "first"),
     "search.image_items": ("full", "titles"),
-    "reward.scorer": ("em", "em_published", "sub_em", "f1"),
+    "reward.scorer": SCORERS,
     "reward.qalign_over": ("executed", "all"),
     "reward.search_free_source": ("greedy", "rate", "category"),
     "grpo.objective": ("dr_grpo", "grpo", "dapo"),

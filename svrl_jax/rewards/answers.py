@@ -1,10 +1,11 @@
 """A final answer and the gold aliases -> a score in [0, 1], by the scorers of SPEC 3.
 
-`em` is ours: exact match after `normalise`, numbers compared by value. `em_published` is the SQuAD
-normalisation, also that of MMSearch-R1's reward, kept with its known faults (decimal points are
-lost: "3.14" equals "314") so that figures can stand beside published ones. `sub_em` asks for a gold
-  at
-word borders inside the answer, `f1` for word overlap; both read words as `em` does.
+`em` is ours: exact match after `normalise`, numbers compared by value. `sub_em` asks for a gold at
+word borders inside the answer, `f1` for word overlap; both read words as `em` does. The others are
+the benchmarks' own (rewards/published.py): `em_published` is the SQuAD normalisation, also that of
+MMSearch-R1's reward, kept with its known faults (decimal points are lost: "3.14" equals "314") so
+that figures can stand beside published ones; `infoseek`; `mmsearch_f1`; `simplevqa` and `livevqa`,
+whose official verdict is a judge's, score 1 where the rule grades `correct` by `em`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import collections
 import dataclasses
 import decimal
 import re
-import string
 import unicodedata
 from collections.abc import Callable, Sequence
 
-SCORERS = ("em", "em_published", "sub_em", "f1")
+from svrl_jax.rewards import published
+
+SCORERS = (
+    "em", "em_published", "sub_em", "f1", "infoseek", "mmsearch_f1", "simplevqa", "livevqa",
+)  # fmt: skip
 
 _ARTICLES = frozenset({"a", "an", "the"})
 # Punctuation that says something at a word's edge: units, C#, R&D.
@@ -120,8 +124,8 @@ def score_answer(answer: str | None, golds: Sequence[str], scorer: str) -> float
       answer: the final answer, or None where there is none. None and blank score 0 under every
         scorer.
       golds: the truth and its aliases; blank ones are passed over.
-      scorer: `em` (0 or 1), `em_published` (0 or 1), `sub_em` (0 or 1), `f1` (harmonic mean of word
-        precision and recall).
+      scorer: one of SCORERS. `f1` and `mmsearch_f1` are harmonic means of word precision and
+        recall, the others 0 or 1.
     Raises:
       UnreadableGold: no gold is left, as scoring such a row would reward or punish by accident.
       ValueError: unknown scorer.
@@ -133,8 +137,22 @@ def score_answer(answer: str | None, golds: Sequence[str], scorer: str) -> float
         raise UnreadableGold("every gold answer is blank")
     if answer is None or not answer.strip():
         return 0.0
-    compare = {"em": _em, "em_published": _em_published, "sub_em": _sub_em, "f1": _f1}[scorer]
+    over_all = {
+        "em_published": published.em_published,
+        "infoseek": published.infoseek,
+        "mmsearch_f1": published.mmsearch_f1,
+    }
+    if scorer in over_all:
+        return over_all[scorer](answer, golds)
+    if scorer in ("simplevqa", "livevqa"):
+        return float(grade_answer(answer, golds) == "correct")
+    compare = {"em": _em, "sub_em": _sub_em, "f1": _f1}[scorer]
     return max(float(compare(answer, gold)) for gold in golds)
+
+
+def grade_answer(answer: str | None, golds: Sequence[str]) -> str:
+    """One of published.GRADES by rule: `em` says what is right."""
+    return published.grade_by_rule(answer, golds, lambda a, g: score_answer(a, g, "em") >= 1.0)
 
 
 def score_by_checker(
@@ -175,19 +193,6 @@ def normalise(text: str) -> str:
     return " ".join(kept) or " ".join(text.split())
 
 
-def normalise_published(text: str) -> str:
-    """SQuAD's normalisation: lower case, ASCII punctuation and articles removed, white space
-    folded.
-
-    One departure: a text of articles and punctuation only keeps itself in lower case, so that a
-      gold
-    "A" does not turn into "" and match an empty answer.
-    """
-    lowered = text.lower()
-    bare = "".join(c for c in lowered if c not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split()) or " ".join(lowered.split())
-
-
 def _em(answer: str, gold: str) -> bool:
     left, right = normalise(answer), normalise(gold)
     if left == right:
@@ -195,10 +200,6 @@ def _em(answer: str, gold: str) -> bool:
     wanted = _read_quantity(right)
     given = None if wanted is None else _read_quantity(left)
     return given is not None and _is_same_quantity(given, wanted)
-
-
-def _em_published(answer: str, gold: str) -> bool:
-    return normalise_published(answer) == normalise_published(gold)
 
 
 def _sub_em(answer: str, gold: str) -> bool:
