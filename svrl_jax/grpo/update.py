@@ -23,7 +23,13 @@ from svrl_jax.grpo.batch import StepBatch, trained_positions
 from svrl_jax.grpo.logps import per_token_logps
 from svrl_jax.grpo.loss import LossOptions, loss_denominator, loss_sums
 from svrl_jax.grpo.optimizer import OptimOptions, steps_done
-from svrl_jax.models.qwen_vl import QwenVL, VisionConfig, VisionPlan, plan_vision
+from svrl_jax.models.qwen_vl import (
+    Qwen3VisionConfig,
+    QwenVL,
+    VisionConfig,
+    VisionPlan,
+    plan_vision,
+)
 from svrl_jax.types import TrainBatch
 
 
@@ -56,7 +62,7 @@ class ModelSpec:
     """
 
     graphdef: Any
-    vision_config: VisionConfig
+    vision_config: VisionConfig | Qwen3VisionConfig
     temperature: float
     banned_ids: tuple[int, ...]
     remat: bool
@@ -238,11 +244,11 @@ def gradients(
 
 
 def _padded_pictures(
-    batch: TrainBatch, config: VisionConfig
+    batch: TrainBatch, config: VisionConfig | Qwen3VisionConfig
 ) -> tuple[np.ndarray, VisionPlan | None]:
     """Pads pictures to few shapes: their number to that of the rows, by pictures of one merged
-    cell, and their patches to a power of two of windows, at least as many as the largest picture
-    would have in half of the rows. Features of real pictures keep their rows."""
+    cell, and their patches to a power of two of pad units, at least as many as the largest
+    picture would have in half of the rows. Features of real pictures keep their rows."""
     if not batch.image_grid_thw:
         return np.zeros((0, config.patch_dim), np.float32), None
     merge, count, rows = config.spatial_merge_size, len(batch.image_grid_thw), len(batch.ids)
@@ -251,8 +257,7 @@ def _padded_pictures(
     )
     sizes = np.prod(grids, axis=1)
     patches = max(int(sizes.sum()), int(sizes.max()) * rows // 2)
-    side = config.window_size // config.patch_size // merge * merge  # patches, as plan_vision's
-    total = side * side * _power_of_two(-(-patches // (side * side)))
+    total = config.pad_unit * _power_of_two(-(-patches // config.pad_unit))
     padded = np.zeros((total, config.patch_dim), np.float32)
     padded[: len(batch.pixel_values)] = batch.pixel_values
     return padded, plan_vision(np.array(grids), config, pad_patches_to=total)

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from svrl_jax.models.qwen_vl.attention import MASKED_SCORE
 from svrl_jax.models.qwen_vl.layers import scan_layers
 from svrl_jax.models.qwen_vl.model import QwenVL
-from svrl_jax.models.qwen_vl.rope import text_rope
 
 
 @jax.tree_util.register_dataclass
@@ -69,11 +68,7 @@ def decode_step(
       (hidden float[B, D] after the final norm, `new` with this token's entries).
     """
     tower = model.language_model
-    cos, sin = text_rope(
-        jnp.broadcast_to(positions[:, None], (3, len(ids), 1)),
-        tower.config.mrope_section,
-        tower.config.rope_theta,
-    )
+    cos, sin = tower.angles(jnp.broadcast_to(positions[:, None], (3, len(ids), 1)))
     is_old = jnp.arange(old.k.shape[-1]) < lengths[:, None]  # [B, S]
     is_new = jnp.broadcast_to(jnp.arange(new.k.shape[2]) <= index, (len(ids), new.k.shape[2]))
     mask = jnp.concatenate([is_old, is_new], axis=-1)  # [B, S + C]

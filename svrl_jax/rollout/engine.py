@@ -22,7 +22,7 @@ from flax import nnx
 
 from svrl_jax.models.qwen_vl.model import QwenVL
 from svrl_jax.models.qwen_vl.text import init_cache
-from svrl_jax.models.qwen_vl.vision import plan_vision
+from svrl_jax.models.qwen_vl.vision_plan import plan_vision
 from svrl_jax.rollout import sampling
 from svrl_jax.rollout.decode import begin_chunk, decode_step
 
@@ -229,7 +229,7 @@ class Engine:
         # Only the features that these tokens need, one place a token: the shape does not depend on
         # the pictures, and the same program serves text.
         is_image = image_index.reshape(-1) >= 0
-        embeds = np.zeros((rows * chunk, self._state.hidden.shape[1]), features.dtype)
+        embeds = np.zeros((rows * chunk, features.shape[1]), features.dtype)
         embeds[is_image] = features[image_index.reshape(-1)[is_image]]
         places = np.where(is_image, np.arange(rows * chunk), -1).reshape(rows, chunk)
         length = _bucket(self._prefill_lengths, int(starts.max()) + chunk)
@@ -239,8 +239,8 @@ class Engine:
         )  # fmt: skip
 
     def _encode_pictures(self, appends: Sequence[Append]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Features of all pictures, float[M, D], and each append's row of them per token or -1."""
-        parts = [np.zeros((0, self._state.hidden.shape[1]), self._state.hidden.dtype)]
+        """Features of all pictures, float[M, F], and each append's row of them per token or -1."""
+        parts = [np.zeros((0, self.config.image_feature_size), self._state.hidden.dtype)]
         merge = self.config.vision_config.merge_unit
         indices, total = [], 0
         pictures: list[tuple[np.ndarray, np.ndarray]] = []  # (patches, grid) of each

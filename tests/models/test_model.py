@@ -14,7 +14,7 @@ from svrl_jax.models.qwen_vl import (
     mrope_positions,
     plan_vision,
 )
-from tests.models.conftest import IMAGE, random_pixels, row
+from tests.models.conftest import IMAGE, row
 
 GRIDS = [(1, 4, 6), (1, 12, 10), (1, 4, 8)]
 ROWS = [row(3, GRIDS[0], 4, GRIDS[1], 6), row(2, GRIDS[2], 5)]
@@ -44,9 +44,9 @@ def encode(model, pixels, plan):
     return model.encode_images(pixels, plan)
 
 
-def features(model, grids=GRIDS):
-    grids = np.asarray(grids)
-    return encode(model, random_pixels(grids), plan_vision(grids, model.config.vision_config))
+def features(pair, grids=GRIDS):
+    plan = plan_vision(np.asarray(grids), pair.config.vision_config)
+    return encode(pair.model, pair.pixels(grids), plan)
 
 
 @nnx.jit
@@ -64,12 +64,12 @@ def full_logits(model, ids, positions, group, embeds=None, index=None):
     return np.asarray(forward(model, ids, positions, group, np.zeros_like(ids), embeds, index))
 
 
-def reference_inputs(ids, mask, grids):
+def reference_inputs(pair, ids, mask, grids):
     return {
         "input_ids": torch.tensor(ids, dtype=torch.long),
         "attention_mask": torch.tensor(mask, dtype=torch.long),
         "mm_token_type_ids": torch.tensor(ids == IMAGE, dtype=torch.long),
-        "pixel_values": torch.tensor(random_pixels(GRIDS)),
+        "pixel_values": torch.tensor(pair.pixels(GRIDS)),
         "image_grid_thw": torch.tensor(grids),
     }
 
@@ -77,9 +77,9 @@ def reference_inputs(ids, mask, grids):
 def test_joined_logits_equal_the_reference_on_unequal_rows(pair):
     ids, positions, group = batch(pair.config)
     with torch.no_grad():
-        expected = pair.torch_model(**reference_inputs(ids, group >= 0, GRIDS)).logits.numpy()
+        expected = pair.torch_model(**reference_inputs(pair, ids, group >= 0, GRIDS)).logits.numpy()
     index = default_image_index(ids, IMAGE)
-    found = full_logits(pair.model, ids, positions, group, features(pair.model), index)
+    found = full_logits(pair.model, ids, positions, group, features(pair), index)
     real = group >= 0
     assert len(ROWS[0]) != len(ROWS[1])
     assert expected[real].std() > 0.5
@@ -95,14 +95,15 @@ def test_text_alone_equals_the_reference(pair):
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-def greedy(model, config, rows, row_grids, steps):
+def greedy(pair, rows, row_grids, steps):
     """Prefill in one call, then one token a call, all rows in one cache. -> ids, step logits."""
+    model, config = pair.model, pair.config
     ids, positions, _ = batch(config, rows, row_grids)
     lengths = np.asarray([len(tokens) for tokens in rows], np.int32)
     cache = init_cache(config, len(rows), ids.shape[1] + steps)
     index = default_image_index(ids, IMAGE)
     starts = np.zeros_like(lengths)
-    logits, k, v = extend(model, ids, positions, cache.k, cache.v, starts, features(model), index)
+    logits, k, v = extend(model, ids, positions, cache.k, cache.v, starts, features(pair), index)
     logits = logits[np.arange(len(rows)), lengths - 1]
     following = np.asarray(
         [
@@ -121,11 +122,11 @@ def greedy(model, config, rows, row_grids, steps):
 
 
 def test_greedy_decoding_with_a_cache_equals_generate(pair):
-    tokens, _ = greedy(pair.model, pair.config, ROWS, ROW_GRIDS, steps=8)
-    pixels = random_pixels(GRIDS)
+    tokens, _ = greedy(pair, ROWS, ROW_GRIDS, steps=8)
+    pixels = pair.pixels(GRIDS)
     cut = sum(int(np.prod(grid)) for grid in ROW_GRIDS[0])
     for i, row_pixels in enumerate((pixels[:cut], pixels[cut:])):
-        inputs = reference_inputs(ROWS[i][None], np.ones((1, len(ROWS[i]))), ROW_GRIDS[i])
+        inputs = reference_inputs(pair, ROWS[i][None], np.ones((1, len(ROWS[i]))), ROW_GRIDS[i])
         inputs["pixel_values"] = torch.tensor(row_pixels)
         expected = pair.torch_model.generate(
             **inputs, max_new_tokens=8, do_sample=False, pad_token_id=0
@@ -136,13 +137,13 @@ def test_greedy_decoding_with_a_cache_equals_generate(pair):
 @pytest.mark.case("A-M11")
 def test_each_cached_step_equals_a_fresh_pass(pair):
     steps = 8
-    tokens, step_logits = greedy(pair.model, pair.config, ROWS, ROW_GRIDS, steps)
+    tokens, step_logits = greedy(pair, ROWS, ROW_GRIDS, steps)
     whole = [np.concatenate([r, t]) for r, t in zip(ROWS, tokens, strict=True)]
     ids, positions, group = batch(pair.config, whole)
     for i, tokens_before in enumerate(ROWS):
         assert positions[0, i, len(tokens_before)] != len(tokens_before)  # the delta is not 0
     index = default_image_index(ids, IMAGE)
-    fresh = full_logits(pair.model, ids, positions, group, features(pair.model), index)
+    fresh = full_logits(pair.model, ids, positions, group, features(pair), index)
     for i, before in enumerate(ROWS):
         expected = fresh[i, len(before) - 1 : len(before) - 1 + steps]
         np.testing.assert_allclose(step_logits[i], expected, atol=2e-5)
@@ -158,7 +159,7 @@ def test_text_appended_after_a_turn_continues_the_positions(pair):
     model, config = pair.model, pair.config
     positions, _ = mrope_positions(ids[0], np.asarray([grid]), config)
     assert positions[:, 14].tolist() == [12, 12, 12]
-    embeds, index = features(model, [grid]), default_image_index(ids, IMAGE)
+    embeds, index = features(pair, [grid]), default_image_index(ids, IMAGE)
     expected = full_logits(model, ids, positions[:, None], np.zeros_like(ids), embeds, index)
     cache = init_cache(config, 1, 24)
     k, v, parts = cache.k, cache.v, []
@@ -218,7 +219,7 @@ def test_padding_gives_no_nan_and_no_gradient(pair):
     real = jnp.asarray(group >= 0)
     index = default_image_index(ids, IMAGE)
     graphdef, params = nnx.split(pair.model)
-    embeds = features(pair.model)
+    embeds = features(pair)
 
     def loss(params, ids, remat=False):
         model = nnx.merge(graphdef, params)
@@ -261,4 +262,4 @@ def test_image_index_counts_over_rows_in_reading_order():
 def test_features_without_their_index_are_an_error(pair):
     ids, positions, group = batch(pair.config)
     with pytest.raises(ValueError, match="image_index"):
-        pair.model(ids, positions, group, np.zeros_like(ids), features(pair.model))
+        pair.model(ids, positions, group, np.zeros_like(ids), features(pair))

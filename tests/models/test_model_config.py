@@ -73,7 +73,7 @@ def test_a_tie_inside_the_text_config_counts():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "qwen3_vl"}, "qwen3_vl"),
+        ({"model_type": "qwen2_vl"}, "qwen2_vl"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),

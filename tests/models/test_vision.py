@@ -7,12 +7,8 @@ import torch
 from flax import nnx
 
 from svrl_jax.models.qwen_vl.config import VisionConfig
-from svrl_jax.models.qwen_vl.vision import (
-    PatchEmbed,
-    VisionTower,
-    pad_pixel_values,
-    plan_vision,
-)
+from svrl_jax.models.qwen_vl.vision import PatchEmbed, VisionTower
+from svrl_jax.models.qwen_vl.vision_plan import pad_pixel_values, plan_vision
 from tests.models.conftest import random_pixels
 
 SMALL = VisionConfig(
@@ -86,7 +82,7 @@ def test_patch_positions_come_in_merge_blocks():
     ],
 )
 def test_features_equal_the_reference(pair, grids):
-    pixels = random_pixels(grids)
+    pixels = pair.pixels(grids)
     with torch.no_grad():
         expected = pair.torch_model.model.visual(
             torch.tensor(pixels), grid_thw=torch.tensor(grids)
@@ -103,7 +99,7 @@ def test_patch_embedding_sums_both_time_slices(pair):
     with torch.no_grad():
         expected = pair.torch_model.model.visual.patch_embed(torch.tensor(pixels)).numpy()
     embed: PatchEmbed = pair.model.visual.patch_embed
-    np.testing.assert_allclose(np.asarray(embed(jnp.asarray(pixels))), expected, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(embed(pixels, len(pixels))), expected, atol=1e-5)
     weight = np.asarray(embed.proj.weight[...]).reshape(32, 3, 2, 14, 14)
     assert not np.allclose(weight[:, :, 0], weight[:, :, 1])
 
@@ -133,7 +129,7 @@ def test_a_full_layer_carries_a_change_into_the_other_window(indexes):
 
 def test_padding_changes_no_feature(pair):
     grids = np.asarray([(1, 4, 6), (1, 12, 20), (1, 8, 8)])
-    pixels = random_pixels(grids)
+    pixels = pair.pixels(grids)
     config = pair.config.vision_config
     expected = np.asarray(encode(pair.model.visual, pixels, plan_vision(grids, config)))
     plan = plan_vision(grids, config, pad_patches_to=512)
@@ -144,7 +140,7 @@ def test_padding_changes_no_feature(pair):
 
 def test_recomputing_layers_changes_no_gradient(pair):
     grids = np.asarray([(1, 4, 6), (1, 10, 12)])
-    pixels = random_pixels(grids)
+    pixels = pair.pixels(grids)
     plan = plan_vision(grids, pair.config.vision_config)
 
     def gradient(remat):

@@ -17,7 +17,7 @@ from configs.base import get_config
 from svrl_jax.models.qwen_vl.config import QwenVLConfig, TextConfig, VisionConfig
 from svrl_jax.models.qwen_vl.model import QwenVL, default_image_index
 from svrl_jax.models.qwen_vl.rope import mrope_positions
-from svrl_jax.models.qwen_vl.vision import plan_vision
+from svrl_jax.models.qwen_vl.vision_plan import plan_vision
 from svrl_jax.processing.tokenizer import Tokenizer
 from svrl_jax.search.errors import ToolError
 from svrl_jax.types import Prompt, SearchItem, Task
@@ -175,7 +175,7 @@ def full_logps(ids, positions, pixel_values, grids, *, temperature, banned):
     """float32[T]: log-prob of each token given those before it, by one pass without a cache."""
     length = len(ids)
     size = -(-length // 256) * 256  # few compiled shapes
-    features = np.zeros((1024, CONFIG.text_config.hidden_size), np.float32)
+    features = np.zeros((1024, CONFIG.image_feature_size), np.float32)
     if len(grids):
         plan = plan_vision(np.asarray(grids), CONFIG.vision_config)
         found = np.asarray(_encode(nnx.state(MODEL), pixel_values, plan))

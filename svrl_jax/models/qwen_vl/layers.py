@@ -1,7 +1,8 @@
-"""The parts both towers are made of: linear map, RMS norm, gated MLP, and a stack of equal layers.
+"""The parts that towers are made of: linear map, embedding, norms, gated MLP, a stack of layers.
 
 Parameters keep the checkpoint's names and shapes (`weight` is [out, in]), with a leading layer axis
-inside a stack, so that loading is copying. Source: transformers 5.24 modeling_qwen2_5_vl.py.
+inside a stack, so that loading is copying. Source: transformers 5.24 modeling_qwen2_5_vl.py and
+modeling_qwen3_vl.py.
 """
 
 from __future__ import annotations
@@ -37,6 +38,18 @@ class Linear(nnx.Module):
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
+class Embedding(nnx.Module):
+    """Rows of float[V, D] by token id."""
+
+    def __init__(self, count: int, size: int, *, std: float, rngs: nnx.Rngs, param_dtype: Any):
+        weight = std * jax.random.normal(rngs.params(), (count, size))
+        self.weight = nnx.Param(weight.astype(param_dtype))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Maps int32[...] to float[..., D]."""
+        return jnp.take(self.weight[...], ids, axis=0, mode="clip")
+
+
 class RMSNorm(nnx.Module):
     """x / sqrt(mean(x^2) + eps) * weight; the statistics in float32."""
 
@@ -49,6 +62,23 @@ class RMSNorm(nnx.Module):
         wide = x.astype(jnp.float32)
         scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
         return (wide * scale).astype(x.dtype) * self.weight[...].astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """(x - mean) / sqrt(variance + eps) * weight + bias; the statistics in float32."""
+
+    def __init__(self, size: int, *, eps: float, param_dtype: Any):
+        self.weight = nnx.Param(jnp.ones((size,), param_dtype))
+        self.bias = nnx.Param(jnp.zeros((size,), param_dtype))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalises the last axis; keeps x's dtype."""
+        wide = x.astype(jnp.float32)
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        weight, bias = self.weight[...].astype(jnp.float32), self.bias[...].astype(jnp.float32)
+        return (wide * weight + bias).astype(x.dtype)
 
 
 class MLP(nnx.Module):

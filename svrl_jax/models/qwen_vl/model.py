@@ -1,7 +1,8 @@
-"""Ids, positions and pictures -> hidden states and logits: Qwen2.5-VL, both towers joined.
+"""Ids, positions and pictures -> hidden states and logits: both towers joined, either family.
 
-Source: transformers 5.24 models/qwen2_5_vl/modeling_qwen2_5_vl.py. The module splits into a static
-graph and a parameter tree (`nnx.split(model)`), which is what jitted functions take.
+Source: transformers 5.24 models/qwen2_5_vl/modeling_qwen2_5_vl.py and models/qwen3_vl/
+modeling_qwen3_vl.py. The module splits into a static graph and a parameter tree
+(`nnx.split(model)`), which is what jitted functions take.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from svrl_jax.models.qwen_vl.config import QwenVLConfig
+from svrl_jax.models.qwen_vl.config import QwenVLConfig, VisionConfig
 from svrl_jax.models.qwen_vl.layers import Linear
-from svrl_jax.models.qwen_vl.text import KVCache, TextTower
-from svrl_jax.models.qwen_vl.vision import VisionPlan, VisionTower
+from svrl_jax.models.qwen_vl.text import Deepstack, KVCache, TextTower
+from svrl_jax.models.qwen_vl.vision import VisionTower
+from svrl_jax.models.qwen_vl.vision_plan import VisionPlan
+from svrl_jax.models.qwen_vl.vision_qwen3 import Qwen3VisionTower
 
 
 class QwenVL(nnx.Module):
     """visual, language_model, and lm_head where the head is not tied to the embeddings."""
 
     def __init__(self, config: QwenVLConfig, *, rngs: nnx.Rngs, param_dtype: Any = jnp.float32):
-        text = config.text_config
+        text, vision = config.text_config, config.vision_config
+        tower = VisionTower if isinstance(vision, VisionConfig) else Qwen3VisionTower
         self.config = config
-        self.visual = VisionTower(config.vision_config, rngs=rngs, param_dtype=param_dtype)
+        self.visual = tower(vision, rngs=rngs, param_dtype=param_dtype)
         self.language_model = TextTower(text, rngs=rngs, param_dtype=param_dtype)
         self.lm_head = (
             None
@@ -43,7 +47,11 @@ class QwenVL(nnx.Module):
     def encode_images(
         self, pixel_values: jax.Array, plan: VisionPlan, *, remat: bool = False
     ) -> jax.Array:
-        """Maps float32[L, C] to float[M, D], one row a merged cell (see VisionTower)."""
+        """Maps float32[L, C] to float[M, F], one row a merged cell in reading order.
+
+        F is `config.image_feature_size`: D in Qwen2.5-VL; in Qwen3-VL D for the embedding and D for
+        each of the first text layers, which `model` and `extend` take apart again.
+        """
         return self.visual(pixel_values, plan, remat=remat)
 
     def __call__(
@@ -63,15 +71,15 @@ class QwenVL(nnx.Module):
           ids: int32[B, T].
           positions: int32[3, B, T].
           group_id, branch_id: int32[B, T]; group -1 is padding. See attention.attention_mask.
-          image_embeds: float[M, D] from encode_images, or None for text alone.
+          image_embeds: float[M, F] from encode_images, or None for text alone.
           image_index: int32[B, T], row of image_embeds at image tokens, -1 elsewhere. Needed with
             image_embeds (`default_image_index` makes it).
           remat: recompute each layer in the backward pass.
         Returns:
           float[B, T, D] after the final norm, in the parameters' dtype. Meaningless on padding.
         """
-        embeds = self._embed(ids, image_embeds, image_index)
-        return self.language_model(embeds, positions, group_id, branch_id, remat=remat)
+        embeds, deepstack = self._embed(ids, image_embeds, image_index)
+        return self.language_model(embeds, positions, group_id, branch_id, deepstack, remat=remat)
 
     def extend(
         self,
@@ -95,8 +103,10 @@ class QwenVL(nnx.Module):
         Returns:
           (hidden float[B, T, D], k, v). Token i of a row saw the keys at index <= starts + i.
         """
-        embeds = self._embed(ids, image_embeds, image_index)
-        hidden, cache = self.language_model.extend(embeds, positions, KVCache(k, v), starts)
+        embeds, deepstack = self._embed(ids, image_embeds, image_index)
+        hidden, cache = self.language_model.extend(
+            embeds, positions, KVCache(k, v), starts, deepstack
+        )
         return hidden, cache.k, cache.v
 
     def logits(self, hidden: jax.Array) -> jax.Array:
@@ -110,14 +120,25 @@ class QwenVL(nnx.Module):
 
     def _embed(
         self, ids: jax.Array, image_embeds: jax.Array | None, image_index: jax.Array | None
-    ) -> jax.Array:
+    ) -> tuple[jax.Array, Deepstack | None]:
+        """Embeddings float[B, T, D] with the pictures in their places, and what is added later."""
         if (image_embeds is None) != (image_index is None):
             raise ValueError("image_embeds and image_index come together or not at all")
         embeds = self.language_model.embed_tokens(ids)
         if image_embeds is None:
-            return embeds
-        features = jnp.take(image_embeds, jnp.maximum(image_index, 0), axis=0, mode="clip")
-        return jnp.where((image_index >= 0)[..., None], features.astype(embeds.dtype), embeds)
+            return embeds, None
+        size, levels = embeds.shape[-1], len(self.config.vision_config.deepstack_visual_indexes)
+        if image_embeds.shape[-1] != (1 + levels) * size:
+            raise ValueError(
+                f"image_embeds have width {image_embeds.shape[-1]}, not "
+                f"{self.config.image_feature_size} as encode_images returns them"
+            )
+        first, later = image_embeds[:, :size], image_embeds[:, size:]
+        features = jnp.take(first, jnp.maximum(image_index, 0), axis=0, mode="clip")
+        embeds = jnp.where((image_index >= 0)[..., None], features.astype(embeds.dtype), embeds)
+        if not levels:
+            return embeds, None
+        return embeds, Deepstack(later.reshape(-1, levels, size), image_index)
 
 
 def default_image_index(ids: np.ndarray, image_token_id: int) -> np.ndarray:

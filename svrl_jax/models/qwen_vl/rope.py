@@ -1,8 +1,9 @@
 """Token ids and picture grids -> M-RoPE positions (host), and positions -> rotary angles (JAX).
 
-Position rule: transformers 5.24 models/qwen2_5_vl/modeling_qwen2_5_vl.py `get_rope_index`; angles:
-`Qwen2_5_VLRotaryEmbedding` (three blocks of frequencies, arXiv 2409.12191 section 2.1) and
-`Qwen2_5_VLVisionRotaryEmbedding` (two axes).
+Position rule, one for both families: transformers 5.24 models/qwen2_5_vl/modeling_qwen2_5_vl.py
+`get_rope_index`; angles: `Qwen2_5_VLRotaryEmbedding` (three blocks of frequencies, arXiv 2409.12191
+section 2.1), `Qwen3VLTextRotaryEmbedding` (t, h and w take turns) and
+`Qwen2_5_VLVisionRotaryEmbedding` (two axes, both families).
 
 Worked example, 3 text tokens, a picture of 2 x 3 merged cells, 2 text tokens:
 
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from svrl_jax.models.qwen_vl.config import QwenVLConfig
+from svrl_jax.models.qwen_vl.config import QwenVLConfig, TextConfig
 
 
 def mrope_positions(
@@ -35,9 +36,12 @@ def mrope_positions(
       (int32[3, T], next_position): positions on the axes (t, h, w), and that of the token that
       would follow.
     Raises:
-      ValueError: the image tokens are not exactly the pictures' merged cells, in unbroken runs.
+      ValueError: the image tokens are not exactly the pictures' merged cells, in unbroken runs; or
+        a video token, for which this port has no rule.
     """
     ids = np.asarray(ids)
+    if (ids == config.video_token_id).any():
+        raise ValueError("a video token among the ids; only pictures are supported")
     grids = np.asarray(image_grid_thw, np.int64).reshape(-1, 3)
     merge = config.vision_config.spatial_merge_size
     is_image = ids == config.image_token_id
@@ -63,24 +67,32 @@ def mrope_positions(
     return positions, counter + text
 
 
-def text_rope(
-    positions: jax.Array, mrope_section: tuple[int, ...], theta: float
-) -> tuple[jax.Array, jax.Array]:
+def frequency_axes(config: TextConfig) -> np.ndarray:
+    """int[H/2]: which of (t, h, w) turns each frequency.
+
+    For sections (4, 2, 2): blocks are 0 0 0 0 1 1 2 2; interleaved is 0 1 2 0 1 2 0 0.
+    """
+    if not config.has_interleaved_mrope:
+        return np.repeat(np.arange(3), config.mrope_section)
+    axes = np.zeros(config.head_dim // 2, np.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * config.mrope_section[axis] : 3] = axis
+    return axes
+
+
+def text_rope(positions: jax.Array, config: TextConfig) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines of the text tower's rotary angles.
 
     Args:
       positions: int32[3, B, T].
-      mrope_section: frequencies a (t, h, w) axis; the first block turns by t, the second by h, ...
-      theta: base of the frequencies.
     Returns:
       (cos, sin), each float32[B, T, H/2]: float32 whatever the model's dtype, since bfloat16 holds
       no integer above 256 exactly.
     """
-    half = sum(mrope_section)
-    inv_freq = theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
-    axis = np.repeat(np.arange(3), mrope_section)  # [H/2], which axis turns each frequency
-    turned = jnp.moveaxis(positions.astype(jnp.float32), 0, -1)[..., axis]  # [B, T, H/2]
-    angles = turned * inv_freq
+    turned = jnp.moveaxis(positions.astype(jnp.float32), 0, -1)  # [B, T, 3]
+    angles = turned[..., frequency_axes(config)] * _inverse_frequencies(
+        config.head_dim // 2, config.rope_theta
+    )
     return jnp.cos(angles), jnp.sin(angles)
 
 
@@ -95,9 +107,8 @@ def vision_rope(position_hw: jax.Array, head_dim: int, theta: float) -> tuple[ja
       (cos, sin), each float32[L, H/2].
     """
     quarter = head_dim // 4
-    inv_freq = theta ** -(jnp.arange(quarter, dtype=jnp.float32) / quarter)
-    angles = position_hw.astype(jnp.float32)[:, :, None] * inv_freq  # [L, 2, H/4]
-    angles = angles.reshape(-1, 2 * quarter)
+    angles = position_hw.astype(jnp.float32)[:, :, None] * _inverse_frequencies(quarter, theta)
+    angles = angles.reshape(-1, 2 * quarter)  # from [L, 2, H/4]
     return jnp.cos(angles), jnp.sin(angles)
 
 
@@ -114,3 +125,11 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     cos, sin = cos[..., None, :], sin[..., None, :]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return turned.astype(x.dtype)
+
+
+def _inverse_frequencies(count: int, theta: float) -> np.ndarray:
+    """float32[count], theta^(-i / count), rounded where the reference rounds (the exponent, the
+    power, its inverse): at position 8,000 one last bit more is half a thousandth of a radian."""
+    exponent = np.arange(0, 2 * count, 2, dtype=np.float32) / np.float32(2 * count)
+    power = np.power(float(theta), exponent.astype(np.float64)).astype(np.float32)
+    return np.float32(1.0) / power

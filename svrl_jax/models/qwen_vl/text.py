@@ -1,6 +1,7 @@
 """Token embeddings and positions -> final hidden states: the text tower, with and without a cache.
 
-Source: transformers 5.24 models/qwen2_5_vl/modeling_qwen2_5_vl.py (`Qwen2_5_VLTextModel`).
+Source: transformers 5.24 models/qwen2_5_vl/modeling_qwen2_5_vl.py (`Qwen2_5_VLTextModel`) and
+models/qwen3_vl/modeling_qwen3_vl.py (`Qwen3VLTextModel`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from flax import nnx
 
 from svrl_jax.models.qwen_vl.attention import attend, attention_mask, cache_mask
 from svrl_jax.models.qwen_vl.config import QwenVLConfig, TextConfig
-from svrl_jax.models.qwen_vl.layers import MLP, Linear, RMSNorm, scan_layers, stack_layers
+from svrl_jax.models.qwen_vl.layers import (
+    MLP,
+    Embedding,
+    Linear,
+    RMSNorm,
+    scan_layers,
+    stack_layers,
+)
 from svrl_jax.models.qwen_vl.rope import rotate, text_rope
 
 
@@ -34,28 +42,48 @@ def init_cache(config: QwenVLConfig, slots: int, length: int, dtype: Any = jnp.f
     return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
 
-class Embedding(nnx.Module):
-    """Rows of float[V, D] by token id."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Deepstack:
+    """What Qwen3-VL's first layers add to their outputs at picture tokens.
 
-    def __init__(self, count: int, size: int, *, std: float, rngs: nnx.Rngs, param_dtype: Any):
-        weight = std * jax.random.normal(rngs.params(), (count, size))
-        self.weight = nnx.Param(weight.astype(param_dtype))
+    Attributes:
+      features: float[M, levels, D], one row a merged cell; level i is added behind layer i.
+      index: int32[B, T], row of `features` at picture tokens, -1 elsewhere.
+    """
 
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        """Maps int32[...] to float[..., D]."""
-        return jnp.take(self.weight[...], ids, axis=0, mode="clip")
+    features: jax.Array
+    index: jax.Array
+
+    def add(self, x: jax.Array, layer: jax.Array) -> jax.Array:
+        """Maps the output float[B, T, D] of layer `layer` (int32[]) to what the next one reads."""
+
+        def deepen(x):
+            level = jax.lax.dynamic_index_in_dim(self.features, layer, 1, keepdims=False)
+            rows = jnp.take(level, jnp.maximum(self.index, 0), axis=0, mode="clip")
+            return x + jnp.where((self.index >= 0)[..., None], rows.astype(x.dtype), 0)
+
+        # Gathered where needed: [layers, B, T, D] of mostly zeros would be larger than the rest.
+        return jax.lax.cond(layer < self.features.shape[1], deepen, lambda x: x, x)
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with biased q, k, v and rotary positions."""
+    """Grouped-query attention with rotary positions.
+
+    Queries, keys and values have a bias in Qwen2.5-VL; each head's queries and keys are normalised
+    before they turn in Qwen3-VL.
+    """
 
     def __init__(self, config: TextConfig, *, rngs: nnx.Rngs, param_dtype: Any):
-        size, width = config.hidden_size, config.head_dim
+        size, width, bias = config.hidden_size, config.head_dim, config.has_qkv_bias
         kind = {"std": config.initializer_range, "rngs": rngs, "param_dtype": param_dtype}
         self.head_dim = width
-        self.q_proj = Linear(size, config.num_attention_heads * width, bias=True, **kind)
-        self.k_proj = Linear(size, config.num_key_value_heads * width, bias=True, **kind)
-        self.v_proj = Linear(size, config.num_key_value_heads * width, bias=True, **kind)
+        self.q_proj = Linear(size, config.num_attention_heads * width, bias=bias, **kind)
+        self.k_proj = Linear(size, config.num_key_value_heads * width, bias=bias, **kind)
+        self.v_proj = Linear(size, config.num_key_value_heads * width, bias=bias, **kind)
+        norm = {"eps": config.rms_norm_eps, "param_dtype": param_dtype}
+        self.q_norm = RMSNorm(width, **norm) if config.has_qk_norm else None
+        self.k_norm = RMSNorm(width, **norm) if config.has_qk_norm else None
         self.o_proj = Linear(config.num_attention_heads * width, size, bias=False, **kind)
 
     def project(
@@ -63,9 +91,10 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Maps float[B, T, D] to rotated q [B, T, N, H], rotated k and v [B, T, K, H]."""
         heads = (*x.shape[:-1], -1, self.head_dim)
-        q = rotate(self.q_proj(x).reshape(heads), cos, sin)
-        k = rotate(self.k_proj(x).reshape(heads), cos, sin)
-        return q, k, self.v_proj(x).reshape(heads)
+        q, k = self.q_proj(x).reshape(heads), self.k_proj(x).reshape(heads)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return rotate(q, cos, sin), rotate(k, cos, sin), self.v_proj(x).reshape(heads)
 
     def output(self, attended: jax.Array) -> jax.Array:
         """Maps float[B, T, N, H] to float[B, T, D]."""
@@ -145,6 +174,7 @@ class TextTower(nnx.Module):
         positions: jax.Array,
         group_id: jax.Array,
         branch_id: jax.Array,
+        deepstack: Deepstack | None = None,
         *,
         remat: bool = False,
     ) -> jax.Array:
@@ -153,19 +183,27 @@ class TextTower(nnx.Module):
         Args:
           positions: int32[3, B, T].
           group_id, branch_id: int32[B, T], see `attention_mask`.
+          deepstack: of the rows' pictures; None without pictures, and in Qwen2.5-VL.
           remat: recompute each layer in the backward pass.
         """
         mask = attention_mask(group_id, branch_id, group_id, branch_id)
-        cos, sin = self._angles(positions)
+        cos, sin = self.angles(positions)
 
-        def step(layer, x, _):
-            return layer(x, cos, sin, mask), None
+        def step(layer, x, index):
+            x = layer(x, cos, sin, mask)
+            return x if deepstack is None else deepstack.add(x, index), None
 
-        hidden, _ = scan_layers(self.layers, step, embeds, remat=remat)
+        numbers = None if deepstack is None else jnp.arange(self.config.num_hidden_layers)
+        hidden, _ = scan_layers(self.layers, step, embeds, numbers, remat=remat)
         return self.norm(hidden)
 
     def extend(
-        self, embeds: jax.Array, positions: jax.Array, cache: KVCache, starts: jax.Array
+        self,
+        embeds: jax.Array,
+        positions: jax.Array,
+        cache: KVCache,
+        starts: jax.Array,
+        deepstack: Deepstack | None = None,
     ) -> tuple[jax.Array, KVCache]:
         """Appends T tokens a row to the cache.
 
@@ -173,23 +211,26 @@ class TextTower(nnx.Module):
           embeds: float[B, T, D].
           positions: int32[3, B, T].
           cache: B slots; starts: int32[B], each row's first free index.
+          deepstack: as in a call.
         Returns:
           (hidden float[B, T, D] after the final norm, the cache with the new entries).
         """
         mask = cache_mask(starts, embeds.shape[1], cache.k.shape[2])
-        cos, sin = self._angles(positions)
+        cos, sin = self.angles(positions)
 
         # The cache is carried, not scanned over: scanning would copy each layer in and out again.
         def step(layer, carry, index):
             x, cache = carry
-            return layer.extend(x, cos, sin, mask, cache, index, starts), None
+            x, cache = layer.extend(x, cos, sin, mask, cache, index, starts)
+            return (x if deepstack is None else deepstack.add(x, index), cache), None
 
         numbers = jnp.arange(self.config.num_hidden_layers)
         (hidden, cache), _ = scan_layers(self.layers, step, (embeds, cache), numbers)
         return self.norm(hidden), cache
 
-    def _angles(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return text_rope(positions, self.config.mrope_section, self.config.rope_theta)
+    def angles(self, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Cosines and sines float32[B, T, H/2] of positions int32[3, B, T]."""
+        return text_rope(positions, self.config)
 
 
 def _write(cache: jax.Array, new: jax.Array, layer: jax.Array, starts: jax.Array) -> jax.Array:
