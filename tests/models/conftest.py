@@ -19,6 +19,7 @@ from transformers import (
 from svrl_jax.models.qwen_vl.config import QwenVLConfig
 from svrl_jax.models.qwen_vl.model import QwenVL
 from svrl_jax.models.qwen_vl.weights import load_weights
+from tests.conftest import compiler
 
 IMAGE, VIDEO, VISION_START, VISION_END = 100, 101, 102, 103
 CLASSES = {
@@ -144,15 +145,13 @@ def make_pair(folder: pathlib.Path, family: str, **changes) -> Pair:
 
 @pytest.fixture(autouse=True)
 def highest_precision():
-    with jax.default_matmul_precision("highest"):
+    with jax.default_matmul_precision("highest"), compiler(is_quick=True):
         yield
 
 
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory) -> dict[str, Pair]:
-    return {
-        family: make_pair(tmp_path_factory.mktemp(family), family) for family in FAMILIES
-    }
+    return {family: make_pair(tmp_path_factory.mktemp(family), family) for family in FAMILIES}
 
 
 @pytest.fixture(scope="session", params=FAMILIES)
@@ -169,6 +168,13 @@ def pair25(pairs) -> Pair:
 @pytest.fixture(scope="session")
 def pair3(pairs) -> Pair:
     return pairs["qwen3_vl"]
+
+
+def close(name: str, found, expected, atol: float = 1e-4) -> None:
+    """Within `atol` everywhere; prints the largest difference (`pytest -s` shows it)."""
+    found, expected = np.asarray(found, np.float32), np.asarray(expected, np.float32)
+    print(f"{name}: differs by at most {np.abs(found - expected).max():.1e}")
+    np.testing.assert_allclose(found, expected, atol=atol, rtol=0)
 
 
 def random_pixels(grids, patch_dim=1176, seed=0) -> np.ndarray:

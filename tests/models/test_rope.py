@@ -1,10 +1,12 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
-from svrl_jax.models.qwen_vl.config import QwenVLConfig, TextConfig, VisionConfig
-from svrl_jax.models.qwen_vl.rope import mrope_positions
-from tests.models.conftest import IMAGE, row
+from svrl_jax.models.qwen_vl.config import QWEN3, QwenVLConfig, TextConfig, VisionConfig
+from svrl_jax.models.qwen_vl.rope import frequency_axes, mrope_positions, text_rope
+from tests.models.conftest import IMAGE, VIDEO, row
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +15,10 @@ def config():
         hidden_size=64, num_attention_heads=4, num_key_value_heads=2, mrope_section=(2, 3, 3)
     )
     return QwenVLConfig(
-        text, VisionConfig(hidden_size=32, num_heads=2, out_hidden_size=64), image_token_id=IMAGE
+        text,
+        VisionConfig(hidden_size=32, num_heads=2, out_hidden_size=64),
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
     )
 
 
@@ -92,14 +97,66 @@ def test_tokens_that_are_not_the_pictures_cells_are_an_error(config, ids, grids)
         mrope_positions(np.asarray(ids), np.asarray(grids).reshape(-1, 3), config)
 
 
-def test_positions_equal_the_reference(pair):
-    grids = [(1, 4, 6), (1, 12, 8), (1, 2, 4)]
-    ids = row(3, grids[0], 5, grids[1], 1, grids[2], 2)
+def test_positions_of_every_merged_grid_equal_the_reference(pair):
+    """Merged grids 1..16 x 1..16, each between text, and three pictures in one row."""
+    sides = range(2, 33, 2)
+    rows = [[(1, h, w)] for h in sides for w in sides] + [[(1, 4, 6), (1, 32, 2), (1, 2, 30)]]
+    ids = [row(3, *(part for grid in grids for part in (grid, 2))) for grids in rows]
+    padded = np.zeros((len(ids), max(map(len, ids))), np.int64)
+    mask = np.zeros_like(padded)
+    for i, one in enumerate(ids):
+        padded[i, : len(one)], mask[i, : len(one)] = one, 1
     expected, delta = pair.torch_model.model.get_rope_index(
-        torch.tensor(ids)[None],
-        mm_token_type_ids=torch.tensor((ids == IMAGE).astype(int))[None],
-        image_grid_thw=torch.tensor(grids),
+        torch.tensor(padded),
+        mm_token_type_ids=torch.tensor((padded == IMAGE).astype(int)),
+        image_grid_thw=torch.tensor([grid for grids in rows for grid in grids]),
+        attention_mask=torch.tensor(mask),
     )
-    positions, following = mrope_positions(ids, np.asarray(grids), pair.config)
-    assert np.array_equal(positions, expected[:, 0].numpy())
-    assert following - len(ids) == int(delta)
+    assert len(rows) == 257
+    for i, (one, grids) in enumerate(zip(ids, rows, strict=True)):
+        positions, following = mrope_positions(one, np.asarray(grids), pair.config)
+        np.testing.assert_array_equal(positions, expected[:, i, : len(one)].numpy())
+        assert following - len(one) == int(delta[i])
+
+
+def test_a_video_token_is_refused(config):
+    with pytest.raises(ValueError, match="only pictures"):
+        mrope_positions(np.asarray([0, VIDEO]), np.zeros((0, 3)), config)
+
+
+@pytest.mark.case("A-M6")
+def test_frequencies_are_dealt_in_blocks_or_in_turns():
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    blocks = TextConfig(**sizes, mrope_section=(4, 2, 2))
+    turns = TextConfig(**sizes, mrope_section=(4, 2, 2), model_type=QWEN3)
+    assert frequency_axes(blocks).tolist() == [0, 0, 0, 0, 1, 1, 2, 2]
+    assert frequency_axes(turns).tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
+    released = TextConfig(
+        hidden_size=4096, num_attention_heads=32, mrope_section=(24, 20, 20), model_type=QWEN3
+    )
+    axes = frequency_axes(released)
+    assert axes[:60].tolist() == [0, 1, 2] * 20 and not axes[60:].any() and len(axes) == 64
+
+
+@pytest.mark.case("A-M6")
+def test_angles_equal_the_reference_and_the_other_rule_does_not(pair):
+    """At positions above 8,000 too, where an angle in bfloat16 would be off by whole turns."""
+    grid = (1, 4, 6)
+    ids = row(4, grid, 3)
+    text = np.broadcast_to(np.arange(9, dtype=np.int32), (3, 9))
+    picture = mrope_positions(ids, np.asarray([grid]), pair.config)[0]
+    far = mrope_positions(ids, np.asarray([grid]), pair.config, start=8200)[0]
+    own = pair.config.text_config
+    other_type = next(t for t in ("qwen2_5_vl", QWEN3) if t != own.model_type)
+    other = dataclasses.replace(own, model_type=other_type)
+    for positions, tells_apart in ((text, False), (picture, True), (far, True)):
+        expected = pair.torch_model.model.language_model.rotary_emb(
+            torch.zeros(1), torch.tensor(positions)[:, None]
+        )
+        half = own.head_dim // 2
+        for i in range(2):  # cosines, sines
+            wanted = expected[i][..., :half].numpy()
+            found = text_rope(positions[:, None], own)[i]
+            np.testing.assert_allclose(found, wanted, atol=1e-6)
+            wrong = np.asarray(text_rope(positions[:, None], other)[i])
+            assert (np.abs(wrong - wanted).max() > 0.05) == tells_apart

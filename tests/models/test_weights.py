@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
-from transformers import Qwen2_5_VLForConditionalGeneration
 
 from svrl_jax.models.qwen_vl.weights import load_weights, save_folder
-from tests.models.conftest import reference_model, row
+from tests.models.conftest import CLASSES, reference_model, row
+
+# How each family's own files spell (vision, text, head), and the other layouts.
+OWN = {
+    "qwen2_5_vl": ("visual.", "model.", "lm_head."),
+    "qwen3_vl": ("model.visual.", "model.language_model.", "lm_head."),
+}
+WRAPPED = ("visual.", "language_model.model.", "language_model.lm_head.")
 
 
 def params_of(model):
@@ -41,58 +48,76 @@ def hf_config(pair):
     return json.loads((pair.folder / "config.json").read_text())
 
 
-def rename(tensors, visual, text, head):
-    new = {}
+def rename(tensors, old, new):
+    renamed = {}
     for name, tensor in tensors.items():
-        for old, prefix in (("visual.", visual), ("model.", text), ("lm_head.", head)):
-            if name.startswith(old):
-                new[prefix + name[len(old) :]] = tensor
-    assert len(new) == len(tensors)
-    return new
+        found, prefix = next(p for p in zip(old, new, strict=True) if name.startswith(p[0]))
+        renamed[prefix + name[len(found) :]] = tensor
+    assert len(renamed) == len(tensors)
+    return renamed
+
+
+def text_key(pair, rest):
+    return OWN[pair.family][1] + rest
+
+
+def vision_key(pair, rest):
+    return OWN[pair.family][0] + rest
 
 
 @pytest.mark.case("A-M13")
-@pytest.mark.parametrize(
-    "prefixes",
-    [
-        ("visual.", "model.", "lm_head."),
-        ("model.visual.", "model.language_model.", "lm_head."),
-        ("visual.", "language_model.model.", "language_model.lm_head."),
-    ],
-)
+@pytest.mark.parametrize("prefixes", [*OWN.values(), WRAPPED])
 def test_three_layouts_give_the_same_parameters(pair, tensors, hf_config, tmp_path, prefixes):
-    write(tmp_path, rename(tensors, *prefixes), hf_config)
+    write(tmp_path, rename(tensors, OWN[pair.family], prefixes), hf_config)
     model, config = load_weights(tmp_path)
     assert config == pair.config and same(model, pair.model)
 
 
 @pytest.mark.case("A-M13")
-def test_every_unmatched_name_is_listed(tensors, hf_config, tmp_path):
-    del tensors["model.norm.weight"], tensors["visual.blocks.2.attn.qkv.bias"]
-    tensors["model.layers.0.self_attn.q_norm.weight"] = np.ones(4, np.float32)
-    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][:-1]
+def test_every_unmatched_name_is_listed(pair, tensors, hf_config, tmp_path):
+    norm, bias = text_key(pair, "norm.weight"), vision_key(pair, "blocks.2.attn.qkv.bias")
+    embed, other = text_key(pair, "embed_tokens.weight"), text_key(pair, "layers.0.router.weight")
+    del tensors[norm], tensors[bias]
+    tensors[other] = np.ones(4, np.float32)
+    tensors[embed] = tensors[embed][:-1]
     write(tmp_path, tensors, hf_config)
     with pytest.raises(ValueError) as error:
         load_weights(tmp_path)
-    for name in (
-        "missing from the files: model.norm.weight, visual.blocks.2.attn.qkv.bias",
-        "unknown to the model: model.layers.0.self_attn.q_norm.weight",
-        "model.embed_tokens.weight is [127, 64], the config says [128, 64]",
+    for part in (
+        f"missing from the files: {norm}, {bias}",
+        f"unknown to the model: {other}",
+        f"{embed} is [127, 64], the config says [128, 64]",
     ):
-        assert name in str(error.value)
+        assert part in str(error.value)
 
 
 @pytest.mark.case("A-M13")
-def test_a_layer_too_many_is_an_error(tensors, hf_config, tmp_path):
-    tensors["model.layers.2.input_layernorm.weight"] = np.ones(64, np.float32)
+def test_a_layer_too_many_is_an_error(pair, tensors, hf_config, tmp_path):
+    tensors[text_key(pair, "layers.3.input_layernorm.weight")] = np.ones(64, np.float32)
     write(tmp_path, tensors, hf_config)
-    with pytest.raises(ValueError, match=r"unknown to the model: model\.layers\.2"):
+    with pytest.raises(ValueError, match=r"unknown to the model: \S*layers\.3"):
+        load_weights(tmp_path)
+
+
+def test_a_tensor_given_twice_is_an_error(pair, tensors, hf_config, tmp_path):
+    tensors["language_model.model.norm.weight"] = np.ones(64, np.float32)
+    write(tmp_path, tensors, hf_config)
+    with pytest.raises(ValueError, match=r"both mean language_model\.norm\.weight"):
+        load_weights(tmp_path)
+
+
+def test_an_integer_tensor_is_an_error(pair, tensors, hf_config, tmp_path):
+    name = text_key(pair, "norm.weight")
+    tensors[name] = tensors[name].astype(np.int8)
+    write(tmp_path, tensors, hf_config)
+    with pytest.raises(ValueError, match=r"norm\.weight is I8; this loader reads BF16, F16, F32"):
         load_weights(tmp_path)
 
 
 @pytest.mark.case("A-M12")
-def test_a_tied_head_is_the_embeddings(tmp_path):
-    reference = reference_model(tie_word_embeddings=True)
+@pytest.mark.parametrize("family", CLASSES)
+def test_a_tied_head_is_the_embeddings(family, tmp_path):
+    reference = reference_model(family, tie_word_embeddings=True)
     reference.tie_weights()
     reference.save_pretrained(tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
@@ -107,7 +132,7 @@ def test_a_tied_head_is_the_embeddings(tmp_path):
 
 @pytest.mark.case("A-M12")
 def test_an_untied_head_is_its_own(pair, tensors, hf_config, tmp_path):
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    tensors["lm_head.weight"] = tensors[text_key(pair, "embed_tokens.weight")] + 1
     write(tmp_path, tensors, hf_config)
     model, _ = load_weights(tmp_path)
     hidden = jax.random.normal(jax.random.key(0), (3, 64))
@@ -124,12 +149,12 @@ def test_an_untied_head_that_is_missing_is_named(tensors, hf_config, tmp_path):
 
 
 @pytest.mark.case("A-M12")
-def test_a_tied_model_with_another_head_is_an_error(tensors, hf_config, tmp_path):
+def test_a_tied_model_with_another_head_is_an_error(pair, tensors, hf_config, tmp_path):
     hf_config["tie_word_embeddings"] = True
     write(tmp_path, tensors, hf_config)
     with pytest.raises(ValueError, match="differs from"):
         load_weights(tmp_path)
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = tensors[text_key(pair, "embed_tokens.weight")]
     write(tmp_path, tensors, hf_config)
     assert load_weights(tmp_path)[0].lm_head is None
 
@@ -179,11 +204,48 @@ def test_dtypes_on_disk_and_in_memory(pair, tmp_path, on_disk, in_memory):
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
+def test_transformers_reads_shards_that_we_write(pair, tmp_path):
+    """Layers in their order, tensors bit for bit."""
+    save_folder(pair.model, tmp_path, "float32", max_shard_bytes=200_000)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    tensors = {}
+    for shard in sorted(set(index["weight_map"].values())):
+        part = load_file(tmp_path / shard)
+        assert sum(t.nbytes for t in part.values()) <= 200_000
+        assert all(index["weight_map"][name] == shard for name in part)
+        tensors |= part
+    written = load_file(pair.folder / "model.safetensors")
+    assert tensors.keys() == written.keys() == index["weight_map"].keys()
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors.values())
+    assert all(np.array_equal(tensors[name], written[name]) for name in written)
+    again = CLASSES[pair.family][1].from_pretrained(tmp_path, dtype=torch.float32)
+    for (name, a), b in zip(again.named_parameters(), pair.torch_model.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_parameters_go_where_they_are_told(pair):
+    """Every parameter is asked for once by its name and shape, and lands in that sharding."""
+    mesh = jax.make_mesh((1, 1), ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    asked = {}
+
+    def sharding(name, shape):
+        spec = PartitionSpec(*(None, "tensor", "fsdp")[-len(shape) :])
+        asked[name] = shape
+        return NamedSharding(mesh, spec)
+
+    model, _ = load_weights(pair.folder, sharding=sharding)
+    assert same(model, pair.model)
+    assert asked == {name: value.shape for name, value in params_of(model).items()}
+    for path, param in nnx.to_flat_state(nnx.state(model)):
+        name = ".".join(map(str, path))
+        assert param[...].sharding.is_equivalent_to(sharding(name, param.shape), param.ndim)
+
+
 def test_transformers_reads_what_we_write(pair, tmp_path):
     save_folder(pair.model, tmp_path, "float32")
     names = set(load_file(tmp_path / "model.safetensors"))
     assert names == set(load_file(pair.folder / "model.safetensors"))
-    again, report = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+    again, report = CLASSES[pair.family][1].from_pretrained(
         tmp_path, dtype=torch.float32, output_loading_info=True
     )
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))

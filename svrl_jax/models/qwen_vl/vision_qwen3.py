@@ -133,7 +133,7 @@ class Qwen3VisionTower(nnx.Module):
           ValueError: more rows than planned.
         """
         x = self.patch_embed(pixel_values, plan.num_patches)
-        x = x + _learned_positions(self.pos_embed, plan.taps).astype(x.dtype)
+        x = x + learned_positions(self.pos_embed, plan.taps).astype(x.dtype)
         cos, sin = vision_rope(plan.position_hw, self.config.head_dim, self.config.rope_theta)
         levels = len(self.config.deepstack_visual_indexes)
         # Every layer writes its output somewhere: a tapped one to its level, the others to a spare
@@ -160,7 +160,7 @@ class Qwen3VisionTower(nnx.Module):
         )
 
 
-def _learned_positions(table: Embedding, taps: Taps) -> jax.Array:
+def learned_positions(table: Embedding, taps: Taps) -> jax.Array:
     """float32[L, D]: each patch's mix of four rows of the table."""
     rows = table(taps.row).astype(jnp.float32)  # [L, 4, D]
     return jnp.einsum("ltd,lt->ld", rows, taps.weight, precision=jax.lax.Precision.HIGHEST)

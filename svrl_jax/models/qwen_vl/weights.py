@@ -347,8 +347,10 @@ def _check_tied(files: _Files, rows: int = 8192) -> None:
     if "lm_head.weight" not in files.shapes:
         return
     names = ("lm_head.weight", "language_model.embed_tokens.weight")
-    for start in range(0, files.shapes[names[0]][0], rows):
-        head, embeddings = (files.read_rows(n, slice(start, start + rows)) for n in names)
+    total = files.shapes[names[0]][0]
+    for start in range(0, total, rows):
+        part = slice(start, min(start + rows, total))
+        head, embeddings = (files.read_rows(name, part) for name in names)
         if not np.array_equal(head, embeddings):
             raise ValueError(
                 f"{files.folder}: tie_word_embeddings is true, but lm_head.weight differs from "
