@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
@@ -13,8 +14,17 @@ PUBLISHED = pathlib.Path(__file__).parent / "published"
 
 
 def picture(width=40, height=30, colour=(200, 30, 30), kind="PNG") -> bytes:
+    return _encoded(Image.new("RGB", (width, height), colour), kind)
+
+
+def encode(pixels: np.ndarray) -> bytes:
+    """uint8[H, W, 3] -> JPEG."""
+    return _encoded(Image.fromarray(pixels), "JPEG")
+
+
+def _encoded(image: Image.Image, kind: str) -> bytes:
     buffer = io.BytesIO()
-    Image.new("RGB", (width, height), colour).save(buffer, kind)
+    image.save(buffer, kind)
     return buffer.getvalue()
 
 
