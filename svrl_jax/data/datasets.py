@@ -26,6 +26,7 @@ class Split:
       patterns: of its files, relative to the source; the first that matches anything counts.
       num_tasks: tasks that the published files give, None where not known.
       sha256: file name -> published sha256.
+      picture_folders: beside the rows' file, where picture paths may start.
       keep: tasks that belong to the split.
       what: `keep` in words, "" where all belong.
     """
@@ -33,6 +34,7 @@ class Split:
     patterns: tuple[str, ...]
     num_tasks: int | None = None
     sha256: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    picture_folders: tuple[str, ...] = ()
     keep: Callable[[Task], bool] = lambda task: True
     what: str = ""
 
@@ -44,7 +46,8 @@ class Place:
     Attributes:
       dataset, split: names.
       number: of the row in the split, from 0.
-      folders: where picture paths start: the row's file's folder, then the source's.
+      folders: where picture paths start: the row's file's folder, the split's picture folders in
+        it, the source's.
       columns: Task field -> column, for the user's own tables.
       lookup: made once a split by `DataSet.prepare`.
     """
@@ -313,9 +316,17 @@ DATASETS: dict[str, DataSet] = {
     ),
     "livevqa": DataSet(
         splits={
-            "news": Split(("*[Nn]ews*/benchmark.json", "**/*[Nn]ews*/benchmark.json"), 700),
-            "paper": Split(("*[Pp]aper*/benchmark.json", "**/*[Pp]aper*/benchmark.json"), 1000),
-            "video": Split(("*[Vv]ideo*/benchmark.json", "**/*[Vv]ideo*/benchmark.json"), 684),
+            # 350, 500 and 342 records of two questions. A second News file lies among the pictures.
+            name.lower(): Split(
+                (f"{name}/benchmark.json", f"**/{name}/benchmark.json"),
+                2 * records,
+                picture_folders=(pictures,),
+            )
+            for name, records, pictures in (
+                ("News", 350, "News_imgs"),
+                ("Paper", 500, "Paper_images"),
+                ("Video", 342, "Video_images"),
+            )
         },
         tasks=_livevqa,
         scorer="livevqa",

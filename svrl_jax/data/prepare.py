@@ -186,12 +186,11 @@ class Reading:
         total = sum(map(tables.num_rows, files))
         lookup = self.spec.prepare(files, self.source.folder)
         seen: set[str] = set()
+        inside = self.spec.splits[split].picture_folders
         for file in files:
+            folders = (file.parent, *(file.parent / name for name in inside), self.source.folder)
             for row in tables.rows_of(file):
-                place = Place(
-                    self.name, split, account.rows, (file.parent, self.source.folder),
-                    self._columns, lookup,
-                )  # fmt: skip
+                place = Place(self.name, split, account.rows, folders, self._columns, lookup)
                 try:
                     for task in self._read(split, row, place, seen):
                         account.add(*task)

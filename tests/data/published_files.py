@@ -99,16 +99,18 @@ def livevqa(folder: pathlib.Path) -> pathlib.Path:
     def qa(question, kind, letter, accepted):
         return {"question": question, "question_type": kind, "options": ["A. Oslo", "B. New York"],
                 "Ground_Truth": letter, "Ground_Truth_List": accepted,
-                "img_path": "images/1.jpg", "img_url": "https://example.org/1.jpg"}  # fmt: skip
+                "img_path": "cnn_1.jpg", "img_url": "https://example.org/1.jpg"}  # fmt: skip
 
     row = {
-        "id": 7, "img_path": "images/1.jpg", "source": "news", "time": "2025-04-01",
+        "id": "0_7", "img_path": "cnn_1.jpg", "source": "CNN World", "time": "2025-04-01",
         "level1_qa": qa("Which city is it?", "location", "B", ["New York", "NYC"]),
         "level2_qa": qa("Who governs it?", "person", "", ["The mayor"]),
     }  # fmt: skip
-    (folder / "News" / "images").mkdir(parents=True)
-    (folder / "News" / "images" / "1.jpg").write_bytes(picture(kind="JPEG"))
-    (folder / "News" / "benchmark.json").write_text(json.dumps([row]), "utf-8")
+    pictures = folder / "liveVQA_benchmarks" / "News" / "News_imgs"
+    pictures.mkdir(parents=True)
+    (pictures / "cnn_1.jpg").write_bytes(picture(kind="JPEG"))
+    for place in (pictures.parent, pictures):  # the repository holds a second copy
+        (place / "benchmark.json").write_text(json.dumps([row]), "utf-8")
     return folder
 
 
