@@ -47,27 +47,28 @@ def main(call: command_line.Call) -> int:
     search_free = SearchFree(bench, run.path / "search_free.json", print)
     summary: dict = {"policy": str(call.values.policy or config.model.folder)}
     for split, mode in itertools.product(splits, config.eval.modes):
-        tasks = task_source.eval_tasks(config, split)
-        free = dict(zip([t.id for t in tasks], search_free.of(tasks), strict=True))
-        bench.sampler.set_params(params)
-        groups = bench.run(
-            tasks,
-            bench.sampler,
-            step=EVAL_STEP,
-            group_size=1,
-            regime=call.values.regime,
-            temperature=evaluate.TEMPERATURES[mode],
-            query_choice=config.eval.query_choice,
-            policy_name=policy.name,
-        )
-        episodes = [g[0] for g in groups]
-        rows = evaluate.make_rows(episodes, tasks, scorer=config.reward.scorer, search_free=free)
+        rows = []
+        for number, tasks in enumerate(task_source.eval_chunks(config, split)):
+            free = dict(zip([t.id for t in tasks], search_free.of(tasks), strict=True))
+            bench.sampler.set_params(params)
+            groups = bench.run(
+                tasks,
+                bench.sampler,
+                step=EVAL_STEP,
+                group_size=1,
+                regime=call.values.regime,
+                temperature=evaluate.TEMPERATURES[mode],
+                query_choice=config.eval.query_choice,
+                policy_name=policy.name,
+            )
+            episodes = [g[0] for g in groups]
+            scorer = config.reward.scorer
+            rows += evaluate.make_rows(episodes, tasks, scorer=scorer, search_free=free)
+            records = [Record(e, t) for e, t in zip(episodes, tasks, strict=True)]
+            name = f"eval_{call.values.regime}_{split.replace('/', '_')}_{mode}"
+            write_records(run.episodes, name + (f"_{number:04d}" if number else ""), records)
         found = stats.figures(rows)
         summary.setdefault(split, {})[mode] = found
-        records = [Record(e, t) for e, t in zip(episodes, tasks, strict=True)]
-        write_records(
-            run.episodes, f"eval_{call.values.regime}_{split.replace('/', '_')}_{mode}", records
-        )
         shown = {k: found[k] for k in ("acc", "sr", "over_search", "under_search", "r_format", "n")}
         print(f"{split}, {mode}: " + "  ".join(f"{k} {_figure(v)}" for k, v in shown.items()))
     summary["labels"] = {

@@ -13,7 +13,7 @@ from svrl_jax.rewards.search_free import describe_source
 from svrl_jax.rollout.policy import ScriptedPolicy, TurnSampler
 from svrl_jax.training.assemble import Bench
 from svrl_jax.training.labels import EVAL_STEP, SearchFree
-from svrl_jax.training.task_source import WORLD, eval_splits, eval_tasks
+from svrl_jax.training.task_source import WORLD, eval_chunks, eval_splits
 
 # Whose difference is worth an interval.
 COMPARED = (
@@ -33,24 +33,26 @@ def evaluate_split(
     """Rows of one policy on one split, one episode a task; the keys are the same for every
     policy.
     """
-    tasks = eval_tasks(bench.config, split)
-    free = dict(zip([t.id for t in tasks], search_free.of(tasks), strict=True))
-    groups = bench.run(
-        tasks,
-        sampler,
-        step=EVAL_STEP,
-        group_size=1,
-        temperature=temperature,
-        query_choice=bench.config.eval.query_choice,
-        policy_name=name,
-    )
-    return evaluate.make_rows(
-        [g[0] for g in groups],
-        tasks,
-        scorer=bench.config.reward.scorer,
-        search_free=free,
-        label=oracle.label,
-    )
+    rows: list[stats.Row] = []
+    for tasks in eval_chunks(bench.config, split):
+        free = dict(zip([t.id for t in tasks], search_free.of(tasks), strict=True))
+        groups = bench.run(
+            tasks,
+            sampler,
+            step=EVAL_STEP,
+            group_size=1,
+            temperature=temperature,
+            query_choice=bench.config.eval.query_choice,
+            policy_name=name,
+        )
+        rows += evaluate.make_rows(
+            [g[0] for g in groups],
+            tasks,
+            scorer=bench.config.reward.scorer,
+            search_free=free,
+            label=oracle.label,
+        )
+    return rows
 
 
 def evaluate_policy(
@@ -65,8 +67,8 @@ def evaluate_policy(
     out: dict[str, dict[str, list[stats.Row]]] = {}
     for split, mode in itertools.product(eval_splits(bench.config), bench.config.eval.modes):
         say(f"evaluating the {name} policy on {split}, {mode}")
-        tasks = eval_tasks(bench.config, split)
-        search_free.ensure(tasks)  # before set_params: it samples from the initial policy
+        for tasks in eval_chunks(bench.config, split):
+            search_free.ensure(tasks)  # before set_params: it samples from the initial policy
         bench.sampler.set_params(params)
         rows = evaluate_split(
             bench, bench.sampler, split, evaluate.TEMPERATURES[mode], search_free, oracle, name

@@ -15,7 +15,7 @@ SHIPPED_NAME = "search_free.json"
 # Evaluation and labelling draw with step numbers that no training step has.
 LABEL_STEP = 2**31
 EVAL_STEP = 2**31 + 1
-_CHUNK = 256  # tasks a pass: bounds what is held at once
+_CHUNK = 128  # tasks a pass: bounds what is held at once, and what a stop loses
 
 
 def label_fingerprint(bench: Bench) -> dict[str, str]:

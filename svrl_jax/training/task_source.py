@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 from ml_collections import ConfigDict
@@ -86,15 +86,26 @@ def eval_tasks(config: ConfigDict, split: str) -> list[Task]:
     """A split's tasks: of the world `data.draws_per_item` an item; the first `eval.num_items` items
     or all.
     """
+    return [task for chunk in eval_chunks(config, split) for task in chunk]
+
+
+def eval_chunks(config: ConfigDict, split: str) -> Iterator[list[Task]]:
+    """The same tasks, no more at a time than should be held with their pictures cut to patches.
+
+    A real picture of 1,152 tokens takes 22 MB so: `rollout.slots` tasks of a prepared split. The
+    world's pictures are small, and one chunk keeps the lanes full.
+    """
     data = config.data
-    if data.source != WORLD:
-        rows = prepared_split(config, split)
-        keep = min(len(rows), config.eval.num_items or len(rows))
-        return [rows[number] for number in range(keep)]
-    size = data.picture_width_px, data.picture_height_px
-    tasks = world.eval_tasks(split, data.draws_per_item, *size)
-    keep = config.eval.num_items * data.draws_per_item
-    return tasks[:keep] if keep else tasks
+    if data.source == WORLD:
+        size = data.picture_width_px, data.picture_height_px
+        tasks = world.eval_tasks(split, data.draws_per_item, *size)
+        keep = config.eval.num_items * data.draws_per_item
+        yield tasks[:keep] if keep else tasks
+        return
+    rows = prepared_split(config, split)
+    keep = min(len(rows), config.eval.num_items or len(rows))
+    for start in range(0, keep, config.rollout.slots):
+        yield [rows[n] for n in range(start, min(start + config.rollout.slots, keep))]
 
 
 def prepared_split(config: ConfigDict, split: str) -> PreparedSplit:

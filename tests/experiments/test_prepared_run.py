@@ -94,10 +94,13 @@ def test_evaluation_and_labels_of_prepared_splits(cli, flags, tmp_path):
     splits = "--config.eval.splits=('infoseek/test','train')"
     workdir = tmp_path / "eval"
     status, out, err = cli(
-        "eval", *flags, splits, "--config.eval.num_items=2", f"--workdir={workdir}"
+        "eval", *flags, splits, "--config.eval.num_items=5", f"--workdir={workdir}"
     )
     assert status == 0 and "infoseek/test, greedy: acc" in out, err
-    assert len(read_records(workdir / "episodes/eval_agent_infoseek_test_greedy.jsonl")) == 2
+    names = ("infoseek_test_greedy", "infoseek_test_greedy_0001")  # four slots: four at a time
+    sets = [read_records(workdir / f"episodes/eval_agent_{name}.jsonl") for name in names]
+    assert [len(records) for records in sets] == [4, 1]
+    assert json.loads((workdir / "eval.json").read_text())["infoseek/test"]["greedy"]["n"] == 5
     labels = tmp_path / "labels.json"
     command = ("label", *flags, f"--out={labels}", "--config.reward.search_free_samples=1")
     status, out, err = cli(*command)
