@@ -19,7 +19,7 @@ from svrl_jax.data import world
 from svrl_jax.data.prepared import Prepared, PreparedSplit
 from svrl_jax.rewards.search_free import CATEGORIES, agreement
 from svrl_jax.training import assemble, task_source
-from svrl_jax.training.labels import SHIPPED_NAME, SearchFree
+from svrl_jax.training.labels import SearchFree, label_file
 from svrl_jax.types import Task
 
 _AT_ONCE = 32  # tasks whose pictures are held together
@@ -29,7 +29,10 @@ def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
     """--config, --out, --splits, --train_draws."""
     command_line.define_config(values, argv)
     flags.DEFINE_string(
-        "out", None, "label file; default: beside the policy's weights", flag_values=values
+        "out",
+        None,
+        "label file; default: beside the policy's weights, one a data set",
+        flag_values=values,
     )
     flags.DEFINE_list(
         "splits", [], "of config.data.source; default: all of them", flag_values=values
@@ -52,12 +55,12 @@ def main(call: command_line.Call) -> int:
 def make(
     config: ConfigDict, out: pathlib.Path | None, train_draws: int, splits: Sequence[str] = ()
 ) -> None:
-    """Labels what is missing from `out` (default: the policy folder's file) and prints the
-    shares.
+    """Labels what is missing from `out` (default: the policy folder's file for this data set) and
+    prints the shares.
     """
     rows_of = {split: _rows(config, split, train_draws) for split in splits or _all_splits(config)}
     bench = assemble.assemble(config)
-    out = out or bench.folder / SHIPPED_NAME
+    out = out or label_file(bench)
     search_free = SearchFree(bench, out, print)
     for split, rows in rows_of.items():
         _label(search_free, split, rows)

@@ -16,7 +16,7 @@ from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.processing.tokenizer import Tokenizer
 from svrl_jax.protocol.prompts import PromptBuilder, read_prompts
 from svrl_jax.search.local import LocalTools
-from svrl_jax.training import fingerprint, pretrain, run_folder, tiny_policy
+from svrl_jax.training import fingerprint, labels, pretrain, run_folder, tiny_policy
 from svrl_jax.training.demos import DemoMaker
 
 
@@ -53,6 +53,6 @@ def main(call: command_line.Call) -> int:
     (out / "made.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     with config.unlocked():
         config.model.folder = str(out)
-    label.make(config, out / label.SHIPPED_NAME, train_draws=2)
+    label.make(config, out / labels.SHIPPED_NAME, train_draws=2)
     print(f"wrote {out}")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
@@ -50,6 +51,11 @@ class Prepared:
                 f"{self.folder} has schema {found}, this version reads {SCHEMA_VERSION}: remove it "
                 "and prepare it again"
             )
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the manifest, hence of the sources' digests and the counts."""
+        return hashlib.sha256((self.folder / MANIFEST).read_bytes()).hexdigest()
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -6,9 +6,11 @@ import hashlib
 import pathlib
 from collections.abc import Callable, Sequence
 
+from svrl_jax.data.prepared import Prepared
 from svrl_jax.protocol.prompts import prompt_hash
 from svrl_jax.rewards.search_free import LabelStore, make_labels, needs_policy
 from svrl_jax.training.assemble import Bench
+from svrl_jax.training.task_source import WORLD
 from svrl_jax.types import Task
 
 SHIPPED_NAME = "search_free.json"
@@ -19,16 +21,34 @@ _CHUNK = 128  # tasks a pass: bounds what is held at once, and what a stop loses
 
 
 def label_fingerprint(bench: Bench) -> dict[str, str]:
-    """What labels belong to: the initial policy's weights, the direct prompt, the scorer."""
+    """What labels belong to: the initial policy's weights, the direct prompt, the scorer, and the
+    prepared data with the size of its pictures (the embedded world is in the policy's own
+    fingerprint).
+    """
     digest = hashlib.sha256()
-    for path in sorted(bench.folder.glob("*.safetensors")):
-        digest.update(path.read_bytes())
-    digest.update((bench.folder / "tokenizer.json").read_bytes())
-    return {
+    for path in [*sorted(bench.folder.glob("*.safetensors")), bench.folder / "tokenizer.json"]:
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+    found = {
         "policy": digest.hexdigest()[:16],
         "prompt": prompt_hash(bench.builder.texts["direct"]),
         "scorer": bench.config.reward.scorer,
     }
+    source = bench.config.data.source
+    if source != WORLD:
+        limits = f"{bench.builder.max_pixels} {bench.builder.max_tokens}"
+        content = Prepared(source).digest + limits
+        found["data"] = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return found
+
+
+def label_file(bench: Bench) -> pathlib.Path:
+    """Where labels lie beside the policy: a file a data set."""
+    source = bench.config.data.source
+    if source == WORLD:
+        return bench.folder / SHIPPED_NAME
+    return bench.folder / f"search_free_{Prepared(source).manifest['name']}.json"
 
 
 class SearchFree:
@@ -39,9 +59,9 @@ class SearchFree:
     def __init__(self, bench: Bench, own: pathlib.Path | None, say: Callable[[str], None]):
         """Args: own: the run's label file, or None; say: takes a line for the user."""
         self._bench, self._say = bench, say
-        self.store = LabelStore(bench.folder / SHIPPED_NAME, own, label_fingerprint(bench))
+        self.store = LabelStore(label_file(bench), own, label_fingerprint(bench))
         for path in self.store.stale:
-            say(f"{path} was made by another policy, prompt or scorer and is not used")
+            say(f"{path} was made by another policy, prompt, scorer or data set and is not used")
 
     def of(self, tasks: Sequence[Task]) -> list[bool]:
         """search_free of each task."""

@@ -109,6 +109,10 @@ def test_evaluation_and_labels_of_prepared_splits(cli, flags, tmp_path):
     assert len(json.loads(labels.read_text())["labels"]) == 8
     status, again, _ = cli(*command)
     assert status == 0 and "labelling" not in again
+    body = json.loads(labels.read_text())
+    labels.write_text(json.dumps(body | {"fingerprint": body["fingerprint"] | {"data": "other"}}))
+    status, again, _ = cli(*command, "--splits=train", "--config.reward.search_free_samples=0")
+    assert status == 0 and "is not used" in again and "labelling 8" in again
 
 
 def test_a_split_that_is_not_there_is_a_sentence_before_anything_is_loaded(cli, flags, tmp_path):
