@@ -50,7 +50,8 @@ class Task:
       id: unique over the data set; keys and records are made from it.
       question: text as the user would ask it.
       picture: encoded bytes (PNG, JPEG, ...); empty for a text-only task.
-      golds: accepted answers, the truth first, then every alias. Never empty strings.
+      golds: accepted answers, the truth first, then every alias. Never empty strings. Of a
+        numerical InfoSeek question the last is the accepted range, written `[low, high]`.
       source: data set and split, such as `world/test`.
       category: kind of question, such as a relation's name.
       entity: names of what the picture shows; empty where unknown. A good query names one of them.

@@ -74,7 +74,6 @@ class DataSet:
       hub_id: Hugging Face data set, or None.
       revision: of the hub, pinned where known; None: the newest.
       prepare: files of a split -> `Place.lookup`.
-      needs_columns: the columns must be named by the user.
     """
 
     splits: Mapping[str, Split]
@@ -85,7 +84,6 @@ class DataSet:
     hub_id: str | None = None
     revision: str | None = None
     prepare: Callable[[Sequence[pathlib.Path], pathlib.Path], dict] = lambda files, source: {}
-    needs_columns: bool = False
 
 
 def _make(place: Place, *, id: str, **fields: Any) -> Task:
@@ -340,7 +338,6 @@ DATASETS: dict[str, DataSet] = {
         licence="see the data set's page",
         about="ONE-Lab/LiveVQA-Research-Preview, which MMSearch-R1 evaluated on; columns by flag.",
         hub_id="ONE-Lab/LiveVQA-Research-Preview",
-        needs_columns=True,
     ),
     "simplevqa": DataSet(
         splits={"test": Split(("test.parquet", "**/test-*.parquet", "**/test.parquet"), 1013)},
