@@ -115,12 +115,15 @@ def find_files(spec: DataSet, source: str | None, split: str | None = None) -> S
     Raises:
       PrepareError: there are none, or one file's split is not known.
     """
+    if split is not None and split not in spec.splits:
+        raise PrepareError(f"no split {split!r}; one of: {', '.join(spec.splits)}")
     typed = source or spec.hub_id
     if typed is None:
         raise PrepareError("this data set is on no hub: name its files by --source=DIR")
     path = pathlib.Path(typed)
     if path.is_file():
-        return Source(typed, path.parent, {_split_of_file(spec, path, split): (path,)})
+        splits = _splits_of_file(spec, path) if split is None else [split]
+        return Source(typed, path.parent, {name: (path,) for name in splits})
     revision = None
     if not path.is_dir():
         path, revision = _download(spec, typed)
@@ -333,19 +336,17 @@ def _download(spec: DataSet, typed: str) -> tuple[pathlib.Path, str]:
     return pathlib.Path(path), pathlib.Path(path).name
 
 
-def _split_of_file(spec: DataSet, path: pathlib.Path, split: str | None) -> str:
-    if split is not None:
-        if split not in spec.splits:
-            raise PrepareError(f"no split {split!r}; one of: {', '.join(spec.splits)}")
-        return split
+def _splits_of_file(spec: DataSet, path: pathlib.Path) -> list[str]:
+    """The splits that a file's name says it holds."""
     if len(spec.splits) == 1:
-        return next(iter(spec.splits))
-    for name, wanted in spec.splits.items():
-        if any(path.match(pattern) for pattern in wanted.patterns):
-            return name
-    raise PrepareError(
-        f"{path.name} does not say which split it is: add --split, one of {', '.join(spec.splits)}"
-    )
+        return list(spec.splits)
+    found = [n for n, wanted in spec.splits.items() if any(map(path.match, wanted.patterns))]
+    if not found:
+        raise PrepareError(
+            f"{path.name} does not say which split it is: add --split, one of "
+            f"{', '.join(spec.splits)}"
+        )
+    return found
 
 
 def _check_columns(spec: DataSet, source: Source, columns: Mapping[str, str]) -> dict[str, str]:

@@ -128,6 +128,9 @@ def test_mmsearch_has_rows_without_a_picture_and_a_split_without_them(tmp_path):
     assert text.picture == b"" and text.golds == ("Coco Gauff", "Gauff")
     assert shown.category == "knowledge/art" and data.split("pictures").ids == [shown.id]
     assert ["171" in line for line in lines] == [False, True]
+    file = next((tmp_path / "in").rglob("*.parquet"))
+    alone, _ = build("mmsearch", file, tmp_path, name="alone")
+    assert alone.splits == data.splits
 
 
 def test_livevqa_asks_twice_a_picture(tmp_path):
@@ -182,6 +185,9 @@ def test_mistakes_are_sentences(tmp_path, capsys):
     out = f"--out={tmp_path}"
     assert main(["svrl", "prepare", "--dataset=fvqa", f"--source={source}", out]) == 2
     assert "add --split" in capsys.readouterr().err
+    command = ["svrl", "prepare", "--dataset=fvqa", f"--source={source}", out, "--split=dev"]
+    assert main(command) == 2
+    assert "no split 'dev'; one of: train, test" in capsys.readouterr().err
     assert main(["svrl", "prepare", out]) == 2
     assert main(["svrl", "prepare", "--dataset=simplevqa", f"--source={tmp_path}", out]) == 2
     assert "test.parquet" in capsys.readouterr().err
