@@ -176,23 +176,28 @@ def _pretrain() -> ConfigDict:
     c.vision_depth = 2
     c.vision_heads = 4
     c.vision_mlp_size = 160
-    c.row_tokens = 320  # demonstrations are packed into rows of this length
-    c.rows = 14  # rows of a step
+    c.row_tokens = 448  # demonstrations are packed into rows of this length
+    c.rows = 10  # rows of a step
     c.learning_rate = 2e-3
-    c.warmup_share = 0.03  # of all steps
-    c.decay_from = 0.3  # share of all steps after which the rate falls linearly to 2%
+    c.warmup_steps = 20  # at the start of each phase, which starts a new optimiser
     c.weight_decay = 0.05
     c.clip_norm = 1.0
     c.known_share = 0.5  # share of entities whose name is taught with the picture
     c.picture_draws = 16  # random pictures drawn of each entity
-    # How often each kind of question is drawn, a weight an item.
-    c.relation_weights = ConfigDict({"visual": 0.6, "naming": 0.9, "fact": 2.0})
+    c.keep_phases = ""  # folder for the weights after each phase; "" keeps none
+    # First phase to run, "" for all; the weights before it are then read from keep_phases.
+    c.start_at = ""
     c.phases = ConfigDict()
-    c.phases.p1_look = _phase(250, first_turn_only=True, direct_share=0.3)
-    c.phases.p2_read_few = _phase(500, max_items=2)
-    c.phases.p3_read_all = _phase(1150)
+    c.phases.p0_copy = _phase(300, copy_share=1.0, copy_doubling=4500)
+    c.phases.p1_look = _phase(
+        400, first_turn_only=True, direct_share=0.3, copy_share=0.3, visual=2.0
+    )
+    c.phases.p2_read_few = _phase(600, max_items=2, copy_share=0.1)
+    c.phases.p3_read_all = _phase(1000, copy_share=0.05, rate_to=0.4)
     # The bad habits that RL is to unlearn, at the rates that the README names.
-    c.phases.p4_habits = _phase(500, needless_search=0.6, lazy_mask=0.6, repeat_queries=0.6)
+    c.phases.p4_habits = _phase(
+        500, needless_search=0.6, lazy_mask=0.6, repeat_queries=0.6, rate_from=0.4, rate_to=0.02
+    )
     return c
 
 
@@ -200,6 +205,13 @@ def _phase(
     steps: int,
     *,
     first_turn_only: bool = False,
+    rate_from: float = 1.0,
+    rate_to: float = 1.0,
+    copy_share: float = 0.0,
+    copy_doubling: int = 0,
+    visual: float = 1.0,
+    naming: float = 0.9,
+    fact: float = 2.0,
     direct_share: float = 0.15,
     max_items: int = 0,
     second_search: float = 0.1,
@@ -212,6 +224,11 @@ def _phase(
 ) -> ConfigDict:
     c = ConfigDict()
     c.steps = steps
+    c.rate_from, c.rate_to = rate_from, rate_to  # of the learning rate, linear within the phase
+    c.copy_share = copy_share  # share of demonstrations that are random ids written twice
+    # After so many of them the number of different ids doubles, from 64 on; 0: all from the start.
+    c.copy_doubling = copy_doubling
+    c.visual, c.naming, c.fact = visual, naming, fact  # how often such an item is drawn, a weight
     c.first_turn_only = first_turn_only  # short rows: name and look, no reading yet
     c.direct_share = direct_share  # share of demonstrations under the tool-free prompt
     c.max_items = max_items  # items shown at most; 0: all

@@ -30,9 +30,9 @@ def get_config(arg: str = "") -> ConfigDict:
 
     config.rollout.group_size = 8
     config.rollout.lanes = 32  # on two cores, more only read more cache at a time
-    config.rollout.budget = 384
+    config.rollout.budget = 448
     config.rollout.max_turn_tokens = 80
-    config.rollout.answer_reserve = 16
+    config.rollout.answer_reserve = 40
 
     config.search.image_top_k = 3
     config.search.text_top_k = 3
@@ -43,7 +43,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.grpo.kl_coef = 0.005
     config.grpo.drop_equal_groups = True
     config.grpo.microbatch_rows = 8
-    config.grpo.length_buckets = (128, 256, 384)
+    config.grpo.length_buckets = (128, 256, 448)
     # At 4e-4 the reward fell again after 18 steps and KL passed 0.1: noise drove the weights.
     config.optim.learning_rate = 1.5e-4
     config.optim.b2 = 0.99

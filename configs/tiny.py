@@ -54,6 +54,8 @@ def get_config(arg: str = "") -> ConfigDict:
     config.pretrain.rows = 4
     config.pretrain.learning_rate = 1e-2
     phases = config.pretrain.phases
-    for phase, steps in zip((phases[name] for name in sorted(phases)), (20, 5, 5, 80), strict=True):
+    for phase, steps in zip(
+        (phases[name] for name in sorted(phases)), (5, 20, 5, 5, 80), strict=True
+    ):
         phase.steps = steps
     return config

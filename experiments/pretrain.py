@@ -11,7 +11,7 @@ from flax import nnx
 
 from experiments import command_line, label
 from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig
-from svrl_jax.models.qwen_vl.weights import save_folder
+from svrl_jax.models.qwen_vl.weights import load_weights, save_folder
 from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.processing.tokenizer import Tokenizer
 from svrl_jax.protocol.prompts import PromptBuilder, read_prompts
@@ -39,7 +39,7 @@ def main(call: command_line.Call) -> int:
         Tokenizer.from_folder(out), ImageProcessor.from_folder(out), model_config, texts
     )
     maker = DemoMaker(builder, tools, config, config.pretrain.seed)
-    model = QwenVL(model_config, rngs=nnx.Rngs(config.pretrain.seed))
+    model = _start(model_config, config.pretrain)
     model = pretrain.pretrain(model, maker, config.pretrain, print)
     save_folder(model, out, dtype="bfloat16")
     made = {
@@ -56,3 +56,21 @@ def main(call: command_line.Call) -> int:
     label.make(config, out / labels.SHIPPED_NAME, train_draws=2)
     print(f"wrote {out}")
     return 0
+
+
+def _start(model_config: QwenVLConfig, config) -> QwenVL:
+    """Random weights, or those kept after the phase before `start_at`."""
+    names = sorted(config.phases)
+    before = names[: names.index(pretrain.phases_to_run(config)[0])]
+    if not before:
+        return QwenVL(model_config, rngs=nnx.Rngs(config.seed))
+    if not config.keep_phases:
+        raise ValueError(
+            f"pretrain.start_at={config.start_at} needs the weights after {before[-1]}: name their "
+            "folder with --config.pretrain.keep_phases"
+        )
+    folder = pathlib.Path(config.keep_phases) / before[-1]
+    model, kept = load_weights(folder)
+    if kept != model_config:
+        raise ValueError(f"{folder} holds a model of other sizes than config.pretrain gives")
+    return model

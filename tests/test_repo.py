@@ -178,8 +178,6 @@ def test_every_key_is_read_somewhere():
         owners = {"config", "search_config", "rollout_config", *stages[-1:]}
         if stages[:2] == ["pretrain", "phases"]:
             owners = {"phase", "p"}
-        if stages[-1:] == ["relation_weights"]:
-            continue  # read by kind of relation
         if not any((owner, leaf) in read for owner in owners):
             dead.append(key)
     assert dead == []

@@ -205,10 +205,12 @@ def _text_search(queries: Sequence[str]) -> str:
 
 
 def _queries(relation, name, habits: Habits, rng: np.random.Generator, count: int) -> list[str]:
+    # From a random wording on in the order of the table, so that which wording follows is plain
+    # from the last one and from the number of ways that the plan names.
     templates = TEMPLATES[relation]
-    order = rng.permutation(len(templates))
+    start = int(rng.integers(len(templates)))
     distinct = habits.repeats or count
-    chosen = [templates[i].format(name) for i in order[:distinct]]
+    chosen = [templates[(start + i) % len(templates)].format(name) for i in range(distinct)]
     return [chosen[i % len(chosen)] for i in range(count)]
 
 

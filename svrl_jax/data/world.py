@@ -1,12 +1,13 @@
 """The embedded default: real pictures and real text -> Tasks, split by item, with no network.
 
-Items are split by (entity, relation): `test` items are pairs never trained on whose entities are
-seen with other relations; `ood` items belong to places held out altogether. Paraphrases and picture
-draws multiply an item into tasks and are counted apart.
+Items are split by (entity, relation): `test` items are pairs never trained on, and training sees
+their place in other relations; `ood` items belong to places held out altogether. Objects have one
+item each. Paraphrases and picture draws multiply an item into tasks and are counted apart.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 from collections.abc import Sequence
@@ -36,10 +37,14 @@ def split_items() -> dict[str, tuple[facts.Item, ...]]:
     out["ood"] = [i for i in kept if i.entity.title in held_out]
     rest = sorted((i for i in kept if i.entity.title not in held_out), key=_rank)
     taken = dict.fromkeys(_TEST_QUOTA, 0)
+    left = collections.Counter(i.entity.title for i in rest)  # items that training can still get
     for item in rest:
-        split = "test" if taken[item.relation] < _TEST_QUOTA[item.relation] else "train"
-        taken[item.relation] += split == "test"
-        out[split].append(item)
+        # A place keeps at least one item to train on; an object has one item only.
+        is_spare = left[item.entity.title] > 1 or not item.entity.is_flag
+        is_test = is_spare and taken[item.relation] < _TEST_QUOTA[item.relation]
+        taken[item.relation] += is_test
+        left[item.entity.title] -= is_test
+        out["test" if is_test else "train"].append(item)
     return {s: tuple(sorted(v, key=lambda i: i.id)) for s, v in out.items()}
 
 

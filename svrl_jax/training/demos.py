@@ -22,6 +22,7 @@ from svrl_jax.models.qwen_vl.rope import mrope_positions
 from svrl_jax.protocol import render
 from svrl_jax.protocol.prompts import PromptBuilder
 from svrl_jax.search.local import LocalTools
+from svrl_jax.training import tiny_policy
 from svrl_jax.types import SearchItem, Task, ToolCall
 
 _TURN_END = "<|im_end|>\n"
@@ -41,8 +42,8 @@ class Demo:
     Attributes:
       ids, loss_mask: int32[T]; 1 on what the policy writes.
       positions: int32[3, T].
-      pixel_values: float32[L, C] of its one picture.
-      image_grid_thw: int32[1, 3].
+      pixel_values: float32[L, C] of its picture; L = 0 without one.
+      image_grid_thw: int32[I, 3], I in {0, 1}.
     """
 
     ids: np.ndarray
@@ -66,8 +67,9 @@ class DemoMaker:
     """Draws demonstrations of one phase of the curriculum (config.pretrain.phases)."""
 
     def __init__(self, builder: PromptBuilder, tools: LocalTools, config: ConfigDict, seed: int):
-        """Args: config: the whole config's `pretrain`, `data`, `search` and `rollout` are read."""
+        """Args: config: the whole config's `pretrain`, `data` and `search` are read."""
         self.builder, self.tools, self.config, self.seed = builder, tools, config, seed
+        data = config.data
         self.items = world.split_items()["train"]
         self._answers = {
             r: sorted({i.golds[0] for i in self.items if i.relation == r}) for r in facts.QUESTIONS
@@ -80,14 +82,18 @@ class DemoMaker:
         self._draw = functools.lru_cache(maxsize=None)(self._draw_picture)
         self._look_up = functools.lru_cache(maxsize=None)(self._search_image)
         self._plain = functools.lru_cache(maxsize=100_000)(builder.tokenizer.encode_plain)
-        weights = config.pretrain.relation_weights
-        raw = np.array([weights[_kind(i.relation)] for i in self.items], np.float64)
-        self._weights = np.cumsum(raw / raw.sum())
+        blank = Image.new("RGB", (data.picture_width_px, data.picture_height_px))
+        pixels, self.picture_grid = builder.processor([blank])  # int32[1, 3], of every picture
+        self._no_picture = pixels[:0], self.picture_grid[:0]
+        self._shares = functools.lru_cache(maxsize=None)(self._cumulative_shares)
 
     def draw(self, name: str, phase: ConfigDict, index: int) -> Demo:
         """Demonstration number `index` of the phase called `name`."""
         rng = rng_lib.host_rng("demo", self.seed, name, index)
-        item = self.items[int(np.searchsorted(self._weights, rng.random()))]
+        if rng.random() < phase.copy_share:
+            return self._copy(phase, index, rng)
+        shares = self._shares(phase.visual, phase.naming, phase.fact)
+        item = self.items[int(np.searchsorted(shares, rng.random()))]
         known = script.is_known(item.entity.title, self.config.pretrain.known_share)
         questions = facts.QUESTIONS[item.relation]
         task = Task(
@@ -120,6 +126,28 @@ class DemoMaker:
         return self._play(
             task, (item.entity, draw, variant), regime, habits, known, swaps, phase, rng
         )
+
+    def _cumulative_shares(self, visual: float, naming: float, fact: float) -> np.ndarray:
+        weights = {"visual": visual, "naming": naming, "fact": fact}
+        raw = np.array([weights[_kind(i.relation)] for i in self.items], np.float64)
+        return np.cumsum(raw / raw.sum())
+
+    def _copy(self, phase: ConfigDict, index: int, rng) -> Demo:
+        """Random ids written twice; what is learnt is the second writing.
+
+        Copying what stands above is a circuit that forms late and then serves every later phase:
+        names into queries, answers out of results. It forms soonest on few different ids, so their
+        number doubles every `copy_doubling` demonstrations from 64 on.
+        """
+        first = len(tiny_policy.SPECIAL_TOKENS)
+        most = self.builder.tokenizer.vocab_size - first
+        if phase.copy_doubling:
+            most = min(most, int(64 * 2 ** min(index / phase.copy_doubling, 16)))
+        once = first + rng.integers(most, size=int(rng.integers(4, 24)))
+        ids = np.tile(once, 2).astype(np.int32)
+        mask = (np.arange(len(ids)) > len(once)).astype(np.int32)
+        positions, _ = mrope_positions(ids, np.zeros((0, 3), np.int32), self.builder.config)
+        return Demo(ids, mask, positions, *self._no_picture)
 
     def _play(self, task, picture, regime, habits, known, swaps, phase, rng) -> Demo:
         tokenizer = self.builder.tokenizer
