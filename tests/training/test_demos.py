@@ -165,3 +165,31 @@ def test_habits_come_at_their_rates(demo_maker, tiny_config):
         rates[rate] = np.mean(lazy), np.mean(repeats)
     assert rates[0.0][0] < 0.3 and rates[0.0][1] == 0.0
     assert rates[1.0] == (1.0, 1.0)
+
+
+def copies(builder, demo_maker, config, indices, **changes):
+    one = phase(config, copy_share=1.0, **changes)
+    return [demo_maker.draw("copies", one, i) for i in indices]
+
+
+def test_a_copy_is_random_ids_twice_and_the_second_writing_is_learnt(
+    builder, demo_maker, tiny_config
+):
+    lengths = set()
+    for demo in copies(builder, demo_maker, tiny_config, range(40)):
+        once = demo.ids[: len(demo.ids) // 2]
+        np.testing.assert_array_equal(demo.ids, np.tile(once, 2))
+        # Its first id cannot be known: nothing says that the second writing begins.
+        assert demo.loss_mask.tolist() == [0] * (len(once) + 1) + [1] * (len(once) - 1)
+        assert not np.isin(demo.ids, builder.tokenizer.special_ids).any()
+        assert demo.pixel_values.shape[0] == len(demo.image_grid_thw) == 0
+        assert (demo.positions == np.arange(len(demo.ids))).all()
+        lengths.add(len(once))
+    assert min(lengths) >= 4 and max(lengths) < 24 and len(lengths) > 8
+
+
+def test_copies_begin_with_few_ids_and_end_with_all(builder, demo_maker, tiny_config):
+    early = copies(builder, demo_maker, tiny_config, range(60), copy_doubling=100)
+    late = copies(builder, demo_maker, tiny_config, range(900, 960), copy_doubling=100)
+    assert len(np.unique(np.concatenate([d.ids for d in early]))) <= 64 * 2 ** (60 / 100)
+    assert np.concatenate([d.ids for d in late]).max() > 0.98 * builder.tokenizer.vocab_size

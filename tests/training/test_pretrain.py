@@ -3,9 +3,15 @@
 import itertools
 import re
 
+import jax
 import numpy as np
+import pytest
+from flax import nnx
 
+from svrl_jax.models.qwen_vl import QwenVL
+from svrl_jax.models.qwen_vl.weights import load_weights
 from svrl_jax.training import pretrain
+from tests.conftest import changed
 
 
 def batches(builder, demo_maker, config, count=3):
@@ -52,5 +58,25 @@ def test_picture_features_are_counted_over_the_batch(builder, demo_maker, tiny_c
 
 def test_the_curriculum_teaches(pretraining):
     _, lines = pretraining
-    losses = [float(re.search(r"loss ([\d.]+)", line).group(1)) for line in lines]
+    found = [re.search(r"p[1-4]\w+ \d.* loss ([\d.]+)", line) for line in lines]
+    losses = [float(match.group(1)) for match in found if match]
     assert losses[-1] < 0.6 * losses[0] < 0.6 * np.log(600)
+
+
+def test_a_phase_run_again_alone_gives_what_the_whole_run_gives(
+    builder, demo_maker, tiny_config, tmp_path
+):
+    first, second = "p1_look", "p4_habits"
+    config = changed(tiny_config.pretrain, keep_phases=str(tmp_path), rows=2, warmup_steps=1)
+    with config.unlocked():
+        config.phases = {n: config.phases[n].to_dict() | {"steps": 3} for n in (first, second)}
+    whole = pretrain.pretrain(QwenVL(builder.config, rngs=nnx.Rngs(0)), demo_maker, config, print)
+    kept, _ = load_weights(tmp_path / first)
+    alone = pretrain.pretrain(kept, demo_maker, changed(config, start_at=second), print)
+    for a, b in zip(*(jax.tree.leaves(nnx.state(m)) for m in (whole, alone)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_phase_that_does_not_exist_is_named(tiny_config):
+    with pytest.raises(ValueError, match="'p9' is none of p0_copy, p1_look"):
+        pretrain.phases_to_run(changed(tiny_config.pretrain, start_at="p9"))
