@@ -78,17 +78,12 @@ def load(folder: str, copy: str, devices: int = 1) -> None:
 
 def _sharding(devices: int):
     import jax
-    from jax.sharding import AxisType, NamedSharding
+    from jax.sharding import AxisType
 
-    from svrl_jax.models.qwen_vl.sharding import logical_axes, spec_of
+    from svrl_jax.models.qwen_vl.sharding import sharding_of
 
     axes = (AxisType.Auto,) * 2
-    mesh = jax.make_mesh((devices // 2, 2), ("fsdp", "tensor"), axis_types=axes)
-
-    def sharding(name: str, shape: tuple[int, ...]) -> NamedSharding:
-        return NamedSharding(mesh, spec_of(logical_axes(name), shape, dict(mesh.shape)))
-
-    return sharding
+    return sharding_of(jax.make_mesh((devices // 2, 2), ("fsdp", "tensor"), axis_types=axes))
 
 
 def _peak_bytes() -> int:

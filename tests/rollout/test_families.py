@@ -23,6 +23,7 @@ from svrl_jax.models.qwen_vl import (
 from svrl_jax.models.qwen_vl.config import QWEN3
 from svrl_jax.rollout.policy import Request
 from svrl_jax.rollout.scheduler import EnginePolicy
+from tests.conftest import compiler
 from tests.grpo import tiny
 
 CONFIGS = {
@@ -126,6 +127,12 @@ class Context:
         self.ids = np.concatenate([self.ids, ids])
         self.logps = np.concatenate([self.logps, logps])
         self.is_sampled = np.concatenate([self.is_sampled, np.full(len(ids), is_sampled)])
+
+
+@pytest.fixture(autouse=True)
+def quick_compiler():
+    with compiler(is_quick=True):
+        yield
 
 
 @pytest.mark.case("A-M18")
