@@ -155,11 +155,13 @@ def test_sampler_and_trainer_agree_where_only_one_tool_returned_a_picture(family
     play(one.request(words(2, 7), None, 6), two.request(words(3, 5, TOOL), TOOL, 6))
     episodes = [context.episode() for context in contexts]
     assert [len(e.pixel_values) for e in episodes] == [16, 48 + 24]
+    grpo = get_config().grpo
+    grpo.length_buckets = (64,)
     batch = make_batches(
         [episodes],
         np.asarray([[0.5, -0.5]]),
         np.ones((1, 2), bool),
-        get_config().grpo,
+        grpo,
         merge_size=2,
         image_token_id=tiny.IMAGE,
         pad_id=tiny.PAD,
