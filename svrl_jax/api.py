@@ -20,7 +20,7 @@ from flax import nnx
 from huggingface_hub import errors as hub_errors
 
 from svrl_jax.models.qwen_vl import QwenVL, default_image_index, init_cache, plan_vision
-from svrl_jax.models.qwen_vl.sharding import param_shardings
+from svrl_jax.models.qwen_vl.sharding import sharding_of
 from svrl_jax.models.qwen_vl.weights import load_weights
 from svrl_jax.processing.chat import Message
 from svrl_jax.processing.processor import Inputs, Picture, Processor, is_one_conversation
@@ -59,11 +59,8 @@ def load(
     if not os.path.isdir(folder):
         folder = fetch(folder)
     processor = Processor.from_folder(folder)  # first: it is quick, and finds other faults
-    model, _ = load_weights(folder, dtype=jnp.dtype(dtype))
-    if mesh is not None:
-        graphdef, params = nnx.split(model)
-        params = jax.device_put(params, param_shardings(params, mesh))
-        model = nnx.merge(graphdef, params)
+    sharding = None if mesh is None else sharding_of(mesh)
+    model, _ = load_weights(folder, dtype=jnp.dtype(dtype), sharding=sharding)
     return model, processor
 
 

@@ -34,7 +34,9 @@ class LocalTools:
         return list(self.search_text(query))
 
     def image_search(self, task: Task) -> list[SearchItem]:
-        """Items whose picture is nearest to the task's, nearest first."""
+        """Items whose picture is nearest to the task's, nearest first; [] without a picture."""
+        if not task.picture:
+            return []
         found = self._pictures.search(task.picture, self.config.image_top_k)
         return [self._item(title, task.question, score) for title, score in found]
 

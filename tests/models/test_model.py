@@ -1,5 +1,6 @@
 """The joined model against transformers, its cache, and its masks."""
 
+import copy
 import dataclasses
 
 import jax
@@ -16,6 +17,7 @@ from svrl_jax.models.qwen_vl import (
     mrope_positions,
     plan_vision,
 )
+from svrl_jax.models.qwen_vl.weights import load_weights
 from tests.models.conftest import IMAGE, close, row
 
 GRIDS = [(1, 4, 6), (1, 10, 12), (1, 6, 2), (1, 4, 10)]
@@ -296,18 +298,50 @@ def test_padding_gives_no_nan_and_no_gradient(pair):
     graphdef, params = nnx.split(pair.model)
     embeds = features(pair)
 
-    def loss(params, ids, remat=False):
+    def loss(params, ids):
         model = nnx.merge(graphdef, params)
-        hidden = model(ids, positions, group, jnp.zeros_like(ids), embeds, index, remat=remat)
+        hidden = model(ids, positions, group, jnp.zeros_like(ids), embeds, index)
         return jnp.sum(jax.nn.logsumexp(model.logits(hidden), axis=-1) * real)
 
-    gradient = jax.jit(jax.grad(loss), static_argnames="remat")
-    plain = gradient(params, ids)
-    others = np.where(group >= 0, ids, 77)
-    for found in (gradient(params, others), gradient(params, ids, remat=True)):
-        for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(found), strict=True):
-            assert np.isfinite(a).all()
-            np.testing.assert_allclose(a, b, atol=1e-4 * max(1.0, float(np.abs(a).max())))
+    gradient = jax.jit(jax.grad(loss))
+    plain, other = gradient(params, ids), gradient(params, np.where(group >= 0, ids, 77))
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(other), strict=True):
+        assert np.isfinite(a).all()
+        np.testing.assert_allclose(a, b, atol=1e-4 * max(1.0, float(np.abs(a).max())))
+
+
+def test_every_gradient_equals_the_reference(pair, tmp_path):
+    """Of a loss on all real tokens, through pictures and levels, layers recomputed."""
+    ids, positions, group = batch(pair.config)
+    real, index = group >= 0, default_image_index(ids, IMAGE)
+    reference = copy.deepcopy(pair.torch_model)
+    inputs = reference_inputs(ids, real, pair.pixels(GRIDS), GRIDS)
+    reference(**inputs).logits[torch.tensor(real)].square().mean().backward()
+    with torch.no_grad():
+        for param in reference.parameters():
+            param.copy_(param.grad)
+    reference.save_pretrained(tmp_path)  # so that our loader puts each where it belongs
+    expected = dict(nnx.to_flat_state(nnx.state(load_weights(tmp_path)[0])))
+    graphdef, params = nnx.split(pair.model)
+    plan = plan_vision(np.asarray(GRIDS), pair.config.vision_config)
+
+    @jax.jit
+    def gradient(params, pixels, plan):
+        def loss(params):
+            model = nnx.merge(graphdef, params)
+            embeds = model.encode_images(pixels, plan, remat=True)
+            zeros = np.zeros_like(ids)
+            hidden = model(ids, positions, group, zeros, embeds, index, remat=True)
+            return jnp.mean(model.logits(hidden[real]) ** 2)
+
+        return jax.grad(loss)(params)
+
+    found = gradient(params, pair.pixels(GRIDS), plan)
+    for path, param in nnx.to_flat_state(found):
+        wanted = np.asarray(expected[path][...])
+        scale = np.abs(wanted).max()
+        assert scale > 1e-6, path
+        np.testing.assert_allclose(np.asarray(param[...]) / scale, wanted / scale, atol=2e-4)
 
 
 @pytest.mark.case("A-M4")

@@ -192,12 +192,12 @@ def test_a_broken_file_is_named(pair, hf_config, tmp_path):
 
 @pytest.mark.parametrize("on_disk", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("in_memory", [jnp.bfloat16, jnp.float32])
-def test_dtypes_on_disk_and_in_memory(pair, tmp_path, on_disk, in_memory):
-    save_folder(pair.model, tmp_path, on_disk)
+def test_dtypes_on_disk_and_in_memory(pair25, tmp_path, on_disk, in_memory):
+    save_folder(pair25.model, tmp_path, on_disk)
     model, _ = load_weights(tmp_path, in_memory)
     expected = {
         name: value.astype(on_disk).astype(in_memory)
-        for name, value in params_of(pair.model).items()
+        for name, value in params_of(pair25.model).items()
     }
     found = params_of(model)
     assert all(found[name].dtype == in_memory for name in found)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -107,6 +107,15 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
         return NamedSharding(mesh, spec_of(axes, leaf.shape, sizes))
 
     return jax.tree_util.tree_map_with_path(one, params)
+
+
+def sharding_of(mesh: Mesh) -> Callable[[str, tuple[int, ...]], NamedSharding]:
+    """(a parameter's dotted name, its shape) -> its NamedSharding, as `load_weights` asks for."""
+
+    def one(name: str, shape: tuple[int, ...]) -> NamedSharding:
+        return NamedSharding(mesh, spec_of(logical_axes(name), shape, dict(mesh.shape)))
+
+    return one
 
 
 def place_params(params: Any, mesh: Mesh | None) -> Any:
