@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from svrl_jax.search import extract
 from svrl_jax.search.errors import SearchSetupError
-from svrl_jax.search.fetch import Fetcher
+from svrl_jax.search.fetch import Fetcher, trafilatura
 from svrl_jax.search.imported import Settings
 from svrl_jax.search.limits import Budget
 from svrl_jax.search.live import LiveTools, Services
@@ -60,6 +60,23 @@ def live_tools(config: ConfigDict, *, timeout_s: float) -> LiveTools:
     # A replay asks nobody, so it wants no key.
     services = _services(config, wants_keys=config.record_mode != "replay")
     return LiveTools(config, services, record, timeout_s=0.95 * timeout_s)
+
+
+def describe(config: ConfigDict, tools: object) -> str:
+    """What a table says of its searches: their source and the snapshot that they come from.
+
+    Args:
+      config: `config.search`.
+      tools: as `build_tools` made them.
+    """
+    if config.kind == "index":
+        return f"index {tools.about['documents_sha256'][:12]}"
+    if config.kind == "local":
+        return "local"
+    sources = f"live, text {config.text_provider}, image {config.image_provider}"
+    pages = f"pages {config.page_reader}, summaries {config.summariser}"
+    record = "" if tools.record is None else f", record {tools.record.snapshot()}"
+    return f"{sources}, {pages}{record}"
 
 
 def record_settings(config: ConfigDict) -> Settings:
@@ -113,6 +130,8 @@ def _services(config: ConfigDict, *, wants_keys: bool) -> Services:
 
     read_page = None
     if config.page_reader == "fetch":
+        if wants_keys:
+            trafilatura()  # a missing package is known before the run begins
         read_page = fetcher.page
     elif config.page_reader == "jina":
         reader, reader_key = caller_of("jina", jina, is_key_needed=False)

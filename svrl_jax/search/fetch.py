@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
-import html
+import importlib
 import io
 import re
 
@@ -34,6 +34,7 @@ _REFUSALS = re.compile(
     r"|target url returned error (?:401|403|429)",
     re.IGNORECASE,
 )
+_HIDDEN = ("script", "style", "head", "noscript", "template")
 _REFUSAL_CHARS = 1500  # a longer page that speaks of captchas is about them
 
 
@@ -129,7 +130,7 @@ def decode(reply: Reply) -> tuple[str, bool]:
     the page's own word, else UTF-8.
     """
     body = reply.body
-    named = re.search(r"charset\s*=\s*\"?([\w.:-]+)", reply.headers.get("content-type", ""))
+    named = re.search(r"charset\s*=\s*\"?([\w.:-]+)", reply.headers.get("content-type", ""), re.I)
     inside = _META.search(body[:4096])
     candidates = [named and named.group(1), _by_mark(body), inside and inside.group(1).decode()]
     for name in candidates:
@@ -152,16 +153,25 @@ def main_text(page: str) -> str:
       SearchSetupError: trafilatura is not installed.
     """
     try:
-        import trafilatura  # late: it takes long to import
-    except ImportError:
-        raise SearchSetupError(
-            "the package 'trafilatura' is missing: pip install -e '.[search]'"
-        ) from None
-    found = trafilatura.extract(page, include_comments=False, favor_recall=True)
+        found = trafilatura().extract(page, include_comments=False, favor_recall=True)
+    except SearchSetupError:
+        raise
+    except Exception:  # a page may be built to break a reader; it must not end a run
+        found = None
     if not found:
-        bare = re.sub(r"(?is)<(script|style|head)\b.*?</\1\s*>|<!--.*?-->", " ", page)
-        found = html.unescape(re.sub(r"<[^>]*>", " ", bare))
+        found = _visible_text(page)
     return "\n".join(line for raw in found.splitlines() if (line := " ".join(raw.split())))
+
+
+def trafilatura():
+    """The package that finds a page's main text; imported late, since it takes long."""
+    try:
+        return importlib.import_module("trafilatura")
+    except ImportError as error:
+        raise SearchSetupError(
+            f"config.search.page_reader=fetch needs trafilatura ({error}): "
+            "pip install -e '.[search]'"
+        ) from error
 
 
 def refuse_blocked(text: str) -> None:
@@ -172,6 +182,21 @@ def refuse_blocked(text: str) -> None:
         raise ToolError("a page without text", "bad_response")
     if len(text) < _REFUSAL_CHARS and _REFUSALS.search(text):
         raise ToolError("the page shows a captcha or a refusal", "blocked")
+
+
+def _visible_text(page: str) -> str:
+    """What a reader would see. By libxml2, since the standard library's parser takes time in the
+    square of the page where tags are left open.
+    """
+    etree = importlib.import_module("lxml.etree")  # trafilatura stands on it
+    try:
+        root = etree.fromstring(page.encode("utf-8", "replace"), etree.HTMLParser(encoding="utf-8"))
+    except etree.LxmlError:
+        return ""
+    if root is None:
+        return ""
+    etree.strip_elements(root, etree.Comment, *_HIDDEN, with_tail=False)
+    return " ".join(root.itertext())
 
 
 def _content_type(reply: Reply) -> str:

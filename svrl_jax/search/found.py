@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from svrl_jax.search.errors import ToolError
+
 
 @dataclasses.dataclass(frozen=True)
 class Found:
@@ -24,13 +26,22 @@ class Found:
     thumbnail_url: str = ""
 
 
-def of_row(row: Any, **fields: str) -> Found | None:
-    """A Found from a row of a reply; None for one without title and link.
+def of_rows(rows: Any, **fields: str) -> list[Found]:
+    """Results from the rows of a reply, in order; rows without title and link are left out.
 
     Args:
-      row: a JSON object; anything else gives None.
-      fields: Found's field -> the row's key. What is missing or no text is "".
+      rows: a JSON list of objects; None, where the reply has no such part, gives [].
+      fields: Found's field -> a row's key. What is missing or no text is "".
+    Raises:
+      ToolError: (bad_response) `rows` is something else.
     """
+    if not isinstance(rows, list | None):
+        raise ToolError("results that are no list", "bad_response")
+    found = (_of_row(row, fields) for row in rows or [])
+    return [f for f in found if f is not None]
+
+
+def _of_row(row: Any, fields: Mapping[str, str]) -> Found | None:
     if not isinstance(row, Mapping):
         return None
     texts = {

@@ -23,6 +23,7 @@ from svrl_jax.search.record import SearchRecord, content_of_picture, fold_query
 from svrl_jax.types import SearchItem, Task
 
 _READERS = 64  # threads that read pages; each mostly waits
+_KEPT_CHARS = 200_000  # of a page; a record of whole books would be of no use
 _PAGES_SHARE = 0.9  # of a call's time; the rest is for putting the answer together
 
 
@@ -191,7 +192,7 @@ class LiveTools:
                 "page",
                 {"link": link},
                 services.page_settings,
-                lambda: dataclasses.asdict(services.read_page(link, deadline)),
+                lambda: _kept(services.read_page(link, deadline)),
             )
             text = page["text"][: self.config.page_chars]
             return services.summarise(text, question, deadline)
@@ -211,3 +212,10 @@ class LiveTools:
         if self.record is None:
             return live()
         return self.record.ask(tool, content, settings, live)
+
+
+def _kept(page: Page) -> dict[str, Any]:
+    """A page as it is recorded."""
+    is_long = len(page.text) > _KEPT_CHARS
+    cut = dataclasses.replace(page, text=page.text[:_KEPT_CHARS], is_cut=page.is_cut or is_long)
+    return dataclasses.asdict(cut)

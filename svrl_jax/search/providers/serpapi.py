@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from svrl_jax.search.errors import ToolError
-from svrl_jax.search.found import Found, of_row
+from svrl_jax.search.found import Found, of_rows
 from svrl_jax.search.providers.caller import Caller, Fault, fault_of_status, message_of
 from svrl_jax.search.web import Reply
 
@@ -23,8 +23,8 @@ def fault_of(reply: Reply, body: Any) -> Fault | None:
     if reply.status == 429 and ("run out of searches" in text or "out of searches" in text):
         return Fault("quota", f"the account is used up ({message_of(body)})")
     if reply.status == 200 and isinstance(body, dict):
-        state = (body.get("search_metadata") or {}).get("status")
-        if state == "Error":
+        about = body.get("search_metadata")
+        if isinstance(about, dict) and about.get("status") == "Error":
             return Fault("bad_response", message_of(body) or "the search failed")
     return fault_of_status(reply, body)
 
@@ -63,5 +63,4 @@ def _is_used_up(caller: Caller, key: str, deadline: float) -> bool:
 
 
 def _found(rows: Any, **more: str) -> list[Found]:
-    found = (of_row(row, title="title", link="link", **more) for row in rows or [])
-    return [f for f in found if f is not None]
+    return of_rows(rows, title="title", link="link", **more)

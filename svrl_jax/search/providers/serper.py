@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from svrl_jax.search.found import Found, of_row
+from svrl_jax.search.found import Found, of_rows
 from svrl_jax.search.providers.caller import Caller, Fault, fault_of_status, message_of
 from svrl_jax.search.web import Reply
 
@@ -40,6 +40,4 @@ def search_image(caller: Caller, key: str, url: str, deadline: float) -> list[Fo
 
 
 def _found(body: dict[str, Any], **more: str) -> list[Found]:
-    rows = body.get("organic") or []
-    found = (of_row(row, title="title", link="link", **more) for row in rows)
-    return [f for f in found if f is not None]
+    return of_rows(body.get("organic"), title="title", link="link", **more)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from svrl_jax.search.found import Found, of_row
+from svrl_jax.search.found import Found, of_rows
 from svrl_jax.search.providers.caller import Caller, Fault, fault_of_status, message_of
 from svrl_jax.search.web import Reply
 
@@ -35,6 +35,4 @@ def search_text(
             "search_depth": "basic",
         },
     )  # fmt: skip
-    rows = body.get("results") or []
-    found = (of_row(row, title="title", link="url", snippet="content") for row in rows)
-    return [f for f in found if f is not None]
+    return of_rows(body.get("results"), title="title", link="url", snippet="content")
