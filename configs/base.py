@@ -92,7 +92,46 @@ def _search() -> ConfigDict:
     c.text_top_k = 5  # items of a text search (published)
     c.image_items = "full"  # `full`: title, link, summary; `titles`: MMSearch-R1's form
     c.show_links = True  # links are part of an item's text
-    c.summary_words = 120  # words of an offline summary, a window around the query's words
+    c.summary_words = 120  # words of a summary; offline a window around the query's words
+    # Where results come from: `local`, the embedded world; `index`, a folder that the mode `index`
+    # made; `live`, the providers named below, the record, or both.
+    c.kind = "local"
+    c.index_folder = ""  # of kind `index`
+    c.text_provider = "serper"  # `serper`, `serpapi`, `tavily`; each key is in the environment
+    c.image_provider = "serper"  # `serper`, `serpapi`, or `none` (then max_image_searches is 0)
+    c.uploader = ""  # `module:function`, picture bytes -> public address, for rows without one
+    c.page_reader = "fetch"  # `fetch`: our own, `jina`, or `none`: the provider's snippets
+    c.summariser = "sentences"  # the page's own best sentences, or `model`: search.chat
+    c.unread_pages = "snippet"  # an unread page's item shows its `snippet`, or is left out: `drop`
+    c.thumbnails = False  # fetch image results' thumbnails into their items, and so into records
+    c.record_mode = "off"  # `record`, `replay` (asks nobody), `replay_or_live` (search/record.py)
+    c.record_file = ""  # sqlite file of the record; processes may share it
+    c.max_calls = 0  # calls of one start of the run, retries included; 0: no limit
+    c.max_usd = 0.0  # their price, by usd_per_call below; 0: no limit
+    c.max_retries = 3  # of a call whose failure may pass, within its deadline
+    c.max_wait_s = 20.0  # longest wait before a retry, whatever a provider asks
+    c.page_chars = 12_000  # characters of a page that are summarised
+    c.page_max_bytes = 5_000_000  # opened bytes of a page or picture
+    c.max_redirects = 5
+    c.max_picture_pixels = 40_000_000  # of a thumbnail as it comes
+    c.thumbnail_px = 224  # longer side of a thumbnail as it is kept
+    c.allow_private = False  # let pages be read from private and loopback addresses
+    # Paces are the vendors' lower ones; prices are rough, for max_usd: set your plan's.
+    c.serper = _provider("https://google.serper.dev", per_minute=300, usd_per_call=0.001)
+    c.serpapi = _provider("https://serpapi.com", per_minute=60, usd_per_call=0.015)
+    c.tavily = _provider("https://api.tavily.com", per_minute=100, usd_per_call=0.008)
+    c.jina = _provider("https://r.jina.ai", per_minute=20, usd_per_call=0.0)  # the keyless pace
+    c.chat = _provider("http://127.0.0.1:8000/v1", per_minute=6000, usd_per_call=0.0)
+    c.chat.model = "Qwen/Qwen3-32B"  # writes the summaries, behind any OpenAI-compatible endpoint
+    return c
+
+
+def _provider(endpoint: str, *, per_minute: float, usd_per_call: float) -> ConfigDict:
+    c = ConfigDict()
+    c.endpoint = endpoint  # address before the paths of its interface
+    c.per_minute = float(per_minute)  # starts of calls a minute, evenly spaced
+    c.concurrency = 16  # calls at once
+    c.usd_per_call = usd_per_call  # US dollars
     return c
 
 

@@ -22,6 +22,8 @@ MODES = {
     "pretrain": "make the embedded default's initial policy and its labels again",
     "label": "find which tasks the initial policy answers without tools (search_free)",
     "annotate": "write oracle labels beside a run's recorded episodes and print mask figures",
+    "index": "make a folder that config.search.kind=index searches, of your documents and pictures",
+    "record": "look into a record of searches, export it, or import one from traces",
     "audit": "score scripted cheats under the full reward beside the honest script",
 }
 

@@ -16,11 +16,12 @@ from svrl_jax.types import Episode, Task
 
 
 def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
-    """--config, --picture, --question, --policy, --regime, --temperature, --seed."""
+    """--config, --picture, --picture_url, --question, --policy, --regime, --temperature, --seed."""
     command_line.define_config(values, argv)
     for name, text in (
         ("picture", "a picture file"),
         ("question", "the question"),
+        ("picture_url", "public address of the same picture, which a live image search needs"),
         ("policy", "Hugging Face folder that answers; default: config.model.folder"),
     ):
         flags.DEFINE_string(name, None, text, flag_values=values)
@@ -46,7 +47,9 @@ def main(call: command_line.Call) -> int:
     policy = assemble.policy_folder(call.values.policy or config.model.folder)
     model = assemble.load_policy(policy, config.model.param_dtype)
     bench.sampler.set_params(nnx.split(model)[1])
-    task = Task("ask", call.values.question, data, ("",), "ask", "")
+    task = Task(
+        "ask", call.values.question, data, ("",), "ask", "", picture_url=call.values.picture_url
+    )
     [[episode]] = bench.run(
         [task],
         bench.sampler,

@@ -22,8 +22,13 @@ from svrl_jax.data.prepare import PrepareError
 from svrl_jax.data.prepared import PreparedError
 from svrl_jax.data.sources import MissingDataError
 from svrl_jax.data.tables import TableError
+from svrl_jax.data.traces import TraceError
 from svrl_jax.processing.images import PictureError
 from svrl_jax.records import RecordError
+from svrl_jax.search.errors import SearchSetupError, SearchStopped
+from svrl_jax.search.imported import ImportedError
+from svrl_jax.search.record import SearchRecordError
+from svrl_jax.search.stored import IndexBuildError
 from svrl_jax.training.assemble import PolicyFolderError
 from svrl_jax.training.run_folder import RunFolderError
 
@@ -50,6 +55,7 @@ class UsageError(Exception):
 _KNOWN = (
     UsageError, ConfigError, CheckpointError, MissingDataError, PictureError, RecordError,
     RunFolderError, PolicyFolderError, PrepareError, PreparedError, TableError, FileNotFoundError,
+    IndexBuildError, ImportedError, SearchRecordError, SearchSetupError, SearchStopped, TraceError,
 )  # fmt: skip
 
 

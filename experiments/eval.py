@@ -16,6 +16,7 @@ from svrl_jax import config as config_lib
 from svrl_jax.evals import evaluate, stats
 from svrl_jax.protocol.prompts import prompt_hash
 from svrl_jax.records import Record, write_records
+from svrl_jax.search.build import describe
 from svrl_jax.training import assemble, run_folder, task_source
 from svrl_jax.training.labels import EVAL_STEP, SearchFree
 
@@ -76,6 +77,7 @@ def main(call: command_line.Call) -> int:
         "regime": call.values.regime,
         "prompt": prompt_hash(bench.builder.texts[call.values.regime]),
         "query_choice": config.eval.query_choice,
+        "search": describe(config.search, bench.tools),
     }
     run.write_json("eval.json", summary)
     return 0

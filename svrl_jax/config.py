@@ -5,11 +5,20 @@ from __future__ import annotations
 from ml_collections import ConfigDict
 
 from svrl_jax.rewards.answers import SCORERS
+from svrl_jax.search.providers import IMAGE_PROVIDERS, TEXT_PROVIDERS
+from svrl_jax.search.record import MODES as RECORD_MODES
 
 _CHOICES = {
     "rollout.query_choice": ("random", "first"),
     "eval.query_choice": ("random", "first"),
     "search.image_items": ("full", "titles"),
+    "search.kind": ("local", "index", "live"),
+    "search.text_provider": TEXT_PROVIDERS,
+    "search.image_provider": IMAGE_PROVIDERS,
+    "search.page_reader": ("fetch", "jina", "none"),
+    "search.summariser": ("sentences", "model"),
+    "search.unread_pages": ("snippet", "drop"),
+    "search.record_mode": ("off", *RECORD_MODES),
     "reward.scorer": SCORERS,
     "reward.qalign_over": ("executed", "all"),
     "reward.search_free_source": ("greedy", "rate", "category"),
@@ -26,7 +35,8 @@ _AT_LEAST_ONE = (
     "data.max_picture_pixels", "data.max_prompt_tokens", "data.prefetch_batches",
     "rollout.budget", "rollout.max_turn_tokens", "rollout.num_queries", "rollout.lanes",
     "rollout.slots", "rollout.decode_chunk", "search.image_top_k", "search.text_top_k",
-    "search.summary_words", "grpo.inner_steps", "grpo.microbatch_rows",
+    "search.summary_words", "search.page_chars", "search.page_max_bytes",
+    "search.max_picture_pixels", "search.thumbnail_px", "grpo.inner_steps", "grpo.microbatch_rows",
 )  # fmt: skip
 
 
@@ -57,6 +67,7 @@ def check(config: ConfigDict, *, training: bool) -> None:
             "trains on 'train': name a prepared folder as the source"
         )
     _check_rollout(config)
+    _check_search(config)
     if training:
         _check_training(config)
 
@@ -86,6 +97,39 @@ def _check_rollout(config: ConfigDict) -> None:
     unknown = set(config.eval.splits) - {"train", "test", "ood"}
     if unknown and config.data.source == "world":  # a prepared folder's own are checked on opening
         raise ConfigError(f"config.eval.splits has {sorted(unknown)}; known: train, test, ood")
+
+
+def _check_search(config: ConfigDict) -> None:
+    search = config.search
+    for name in ("record_mode", "thumbnails"):
+        if search.kind != "live" and search[name] not in ("off", False):
+            raise ConfigError(
+                f"config.search.{name} is {search[name]!r}, but config.search.kind is "
+                f"{search.kind!r}, which asks nobody: set it back, or kind to live"
+            )
+    if search.kind == "index" and not search.index_folder:
+        raise ConfigError("config.search.index_folder is not set: name what `index` made")
+    if (search.record_mode == "off") != (search.record_file == ""):
+        raise ConfigError(
+            f"config.search.record_mode is {search.record_mode!r} and config.search.record_file "
+            f"{search.record_file!r}: set both, or neither ('off' and '')"
+        )
+    if search.kind == "live" and search.image_provider == "none":
+        if config.rollout.max_image_searches:
+            raise ConfigError(
+                "config.search.image_provider is 'none', but config.rollout.max_image_searches is "
+                f"{config.rollout.max_image_searches}: name a provider, or set it to 0"
+            )
+    for key in ("max_calls", "max_usd", "max_retries", "max_wait_s", "max_redirects"):
+        if search[key] < 0:
+            raise ConfigError(f"config.search.{key} is {search[key]}; it must be 0 or more")
+    for name in ("serper", "serpapi", "tavily", "jina", "chat"):
+        provider = search[name]
+        if provider.per_minute <= 0 or provider.concurrency < 1 or provider.usd_per_call < 0:
+            raise ConfigError(
+                f"config.search.{name}: per_minute must be above 0, concurrency at least 1, "
+                "usd_per_call 0 or more"
+            )
 
 
 def _check_training(config: ConfigDict) -> None:

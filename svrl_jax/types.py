@@ -107,6 +107,7 @@ class SearchItem:
       text: summary written for the query; "" where titles alone are shown.
       score: the index's own score; higher is nearer.
       picture: encoded thumbnail, or None.
+      provider: what found it, such as `serper`; "" for the embedded world. Its rank is its place.
     """
 
     id: str
@@ -115,6 +116,7 @@ class SearchItem:
     text: str = ""
     score: float = 0.0
     picture: bytes | None = None
+    provider: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +131,7 @@ class ToolCall:
       error: short cause when failed, else "".
       num_found: items found before any was left out for room.
       seconds: wall time of the call.
+      failure: kind of failure, one of `search.errors.FAILURES`; "" unless failed.
     """
 
     tool: str
@@ -138,6 +141,7 @@ class ToolCall:
     error: str = ""
     num_found: int = 0
     seconds: float = 0.0
+    failure: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,7 +62,8 @@ def footnote(summary: Mapping[str, Any]) -> str:
     return (
         f"scorer {labels['scorer']}; search_free by {labels['search_free']}; mask labels by the "
         f"{labels['oracle']} oracle; prompt {labels['prompt']}; the {labels['query_choice']} "
-        f"proposal is run; {labels['draws_per_item']} picture draws an item. SR: share of "
+        f"proposal is run; {labels['draws_per_item']} picture draws an item; searches: "
+        f"{labels['search']}. SR: share of "
         "questions on which a tool was called. Over-search: searched, among search_free questions. "
         "Under-search: neither searched nor right, among the others. Intervals: paired bootstrap "
         "over items."

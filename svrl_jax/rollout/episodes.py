@@ -334,6 +334,7 @@ class _Running:
                 error=answer.error,
                 num_found=len(answer.items),
                 seconds=answer.seconds,
+                failure=answer.failure,
             ),
         )
 

@@ -1,8 +1,9 @@
 """Tool calls on worker threads: (tool, query, task) -> items, or why there are none.
 
 The device goes on decoding other episodes while a tool works. A call that raises `ToolError` or
-is not back within its time is a failed call, recorded as such; any other exception is a bug and
-is raised.
+is not back within its time is a failed call, recorded as such with its kind; a permanent failure
+(a dead key, a spent quota) raises `SearchStopped`, which ends the run, and any other exception is a
+bug and is raised.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 import time
 from typing import Protocol
 
-from svrl_jax.search.errors import ToolError
+from svrl_jax.search.errors import PERMANENT, SearchStopped, ToolError
 from svrl_jax.types import SearchItem, Task
 
 MAX_WORKERS = 64  # enough to hide a web search's seconds; each worker mostly waits
@@ -32,11 +33,12 @@ class Tools(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ToolAnswer:
-    """What came back: items and an empty error, or no items and the cause."""
+    """What came back: items and an empty error, or no items, the cause and its kind."""
 
     items: tuple[SearchItem, ...]
     error: str
     seconds: float
+    failure: str = ""
 
     @property
     def status(self) -> str:
@@ -61,7 +63,7 @@ class PendingCall:
         if self.future.done():
             return self.future.result()
         seconds = time.monotonic() - self.started
-        return ToolAnswer((), f"no answer within {seconds:.0f} s", seconds)
+        return ToolAnswer((), f"no answer within {seconds:.0f} s", seconds, "timeout")
 
 
 class ToolRunner:
@@ -96,7 +98,12 @@ class ToolRunner:
             else:
                 items = self._tools.text_search(query, task)
         except ToolError as e:
-            return ToolAnswer((), str(e) or type(e).__name__, time.monotonic() - start)
+            if e.kind in PERMANENT:
+                raise SearchStopped(
+                    f"the {tool.replace('_', ' ')} can never answer ({e.kind}: {e}): mend that and "
+                    "start the same command again, which goes on from the last checkpoint"
+                ) from e
+            return ToolAnswer((), str(e), time.monotonic() - start, e.kind)
         return ToolAnswer(tuple(items), "", time.monotonic() - start)
 
 

@@ -22,7 +22,8 @@ from svrl_jax.protocol.prompts import PromptBuilder, read_prompts
 from svrl_jax.rollout import episodes as episodes_lib
 from svrl_jax.rollout.policy import TurnSampler
 from svrl_jax.rollout.scheduler import EnginePolicy, banned_ids
-from svrl_jax.search.local import LocalTools
+from svrl_jax.rollout.tools import Tools
+from svrl_jax.search.build import build_tools
 from svrl_jax.training import task_source
 from svrl_jax.types import Episode, Prompt, Task
 
@@ -53,7 +54,7 @@ class Bench:
     initial_params: Any
     tokenizer: Tokenizer
     builder: PromptBuilder
-    tools: LocalTools
+    tools: Tools
     banned: tuple[int, ...]
     sampler: EnginePolicy
 
@@ -132,6 +133,7 @@ def load_policy(folder: pathlib.Path, dtype: str) -> QwenVL:
 
 def assemble(config: ConfigDict) -> Bench:
     """Loads and builds everything; see Bench."""
+    tools = build_tools(config)  # first: a missing key is known before weights are read
     folder = policy_folder(config.model.folder)
     model = load_policy(folder, config.model.param_dtype)
     tokenizer = Tokenizer.from_folder(folder)
@@ -151,9 +153,7 @@ def assemble(config: ConfigDict) -> Bench:
             max_picture_pixels=config.data.max_picture_pixels,
             max_tokens=task_source.max_prompt_tokens(config),
         ),
-        tools=LocalTools(
-            config.search, config.data.picture_width_px, config.data.picture_height_px
-        ),
+        tools=tools,
         banned=banned,
         sampler=EnginePolicy(model, banned, config.rollout),
     )

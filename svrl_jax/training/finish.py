@@ -11,6 +11,7 @@ from svrl_jax.protocol.prompts import prompt_hash
 from svrl_jax.rewards.oracle import RuleOracle
 from svrl_jax.rewards.search_free import describe_source
 from svrl_jax.rollout.policy import ScriptedPolicy, TurnSampler
+from svrl_jax.search.build import describe
 from svrl_jax.training.assemble import Bench
 from svrl_jax.training.labels import EVAL_STEP, SearchFree
 from svrl_jax.training.task_source import WORLD, eval_chunks, eval_splits
@@ -132,6 +133,7 @@ def summarise(
         "oracle": "rule",
         "query_choice": config.eval.query_choice,
         "prompt": prompt_hash(bench.builder.texts["agent"]),
+        "search": describe(config.search, bench.tools),
         "draws_per_item": config.data.draws_per_item if config.data.source == WORLD else 1,
     }
     return summary

@@ -10,6 +10,7 @@ import numpy as np
 
 from svrl_jax.protocol.parse import fold, token_overlap
 from svrl_jax.rewards.score import count_invalid
+from svrl_jax.search.errors import FAILURES
 from svrl_jax.types import END_REASONS, Episode, Score
 
 FACTORS = ("r_acc", "r_aware", "r_count", "r_qalign", "r_salign", "r_format")
@@ -68,6 +69,8 @@ def of_step(
         "search_free_share": _mean([s.search_free for _, s in known]),
         "groups_with_spread": _mean([len({round(s.total, 6) for s in g}) > 1 for g in scores]),
     }
+    failures = Counter(c.failure for e in flat for c in e.calls if c.failure)
+    line |= {f"tool_failed_{kind}": failures[kind] for kind in FAILURES}
     ends = Counter(e.end_reason for e in flat)
     line |= {f"ended_{reason}": ends[reason] / len(flat) for reason in END_REASONS}
     line |= {f"invalid_{cause}": n for cause, n in count_invalid(scores).items()}

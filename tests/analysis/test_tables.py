@@ -25,6 +25,7 @@ def summary():
         "labels": {
             "scorer": "em", "search_free": "initial policy, greedy", "oracle": "rule",
             "query_choice": "first", "prompt": "0123456789ab", "draws_per_item": 2,
+            "search": "local",
         },
     }  # fmt: skip
 

@@ -296,6 +296,7 @@ def test_a_failed_tool_shows_a_note_and_flags_the_episode():
     assert episode.end_reason == "answered" and episode.tool_failures == 1
     call = episode.calls[0]
     assert (call.status, call.error, call.items, call.num_found) == ("failed", "refused", (), 0)
+    assert call.failure == "unreachable"
     assert "unavailable" in TOKENIZER.decode(episode.ids)
     assert episode.turns[1].items_to_verify == 0 and episode.violations == ()
     check(episode)
@@ -317,6 +318,7 @@ def test_a_tool_that_hangs_counts_as_failed_after_its_time():
     finally:
         event.set()
     assert episode.calls[0].status == "failed" and "no answer within" in episode.calls[0].error
+    assert episode.calls[0].failure == "timeout"
 
 
 def test_a_bug_in_a_tool_is_raised():

@@ -1,0 +1,106 @@
+"""Traces of other agents -> rows of a search record, so that their questions replay offline.
+
+Each trace's picture is joined by its id from the data set's rows, since image searches are recorded
+under the picture's bytes. Summaries are taken over as they were written, with the settings that the
+replay's config will ask for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from svrl_jax.data import cells, tables
+from svrl_jax.data.traces import Trace, TraceCall
+from svrl_jax.search.errors import ToolError
+from svrl_jax.search.found import Found
+from svrl_jax.search.record import SearchRecord, content_of_picture, fold_query
+
+
+class ImportedError(RuntimeError):
+    """Something that cannot be imported; the message names it and the remedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the imported calls count as having asked: those of the config that will replay them.
+
+    Attributes:
+      text, image: settings of the two searches.
+      summary: of a page's summary.
+    """
+
+    text: Mapping[str, Any]
+    image: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+
+def pictures_by_id(path: str | os.PathLike) -> dict[str, bytes]:
+    """`data_id` -> picture bytes, of a parquet file in FVQA's row format."""
+    path = pathlib.Path(path)
+    found = {}
+    for row in tables.rows_of(path):
+        if isinstance(row, dict) and row.get("data_id"):
+            found[row["data_id"]] = cells.picture_bytes(row.get("images"), [path.parent])
+    if not found:
+        raise ImportedError(f"{path} has no row with a data_id and a picture: name FVQA's parquet")
+    return found
+
+
+def import_traces(
+    record: SearchRecord,
+    traces: Iterable[Trace],
+    pictures: Mapping[str, bytes],
+    settings: Settings,
+) -> dict[str, int]:
+    """Puts every search and summary of traces into a record.
+
+    Args:
+      pictures: `pictures_by_id`'s result; an image search of a trace without one is left out.
+    Returns:
+      Rows by tool, and `no_picture`: image searches left out.
+    """
+    counts = dict.fromkeys(("image_search", "text_search", "summary", "no_picture"), 0)
+    for trace in traces:
+        for _, searched in trace.turns:
+            if searched is None:
+                continue
+            tool, found = searched.call.tool, _found(searched)
+            if tool == "text_search":
+                content = {"query": fold_query(searched.call.query)}
+                record.put(tool, content, settings.text, found)
+                counts["summary"] += _summaries(record, searched, settings.summary)
+            elif trace.task.id not in pictures:
+                counts["no_picture"] += 1
+                continue
+            else:
+                content = content_of_picture(pictures[trace.task.id])
+                record.put(tool, content, settings.image, found)
+            counts[tool] += 1
+    return counts
+
+
+def _found(searched: TraceCall) -> list[dict[str, str]]:
+    return [
+        dataclasses.asdict(Found(item.title, item.link, snippet, thumbnail or ""))
+        for item, snippet, thumbnail in zip(
+            searched.found, searched.snippets, searched.thumbnails, strict=True
+        )
+    ]
+
+
+def _summaries(record: SearchRecord, searched: TraceCall, settings: Mapping[str, Any]) -> int:
+    failures = {f["url"]: str(f.get("error", "")) for f in searched.failures if "url" in f}
+    question = fold_query(searched.call.query)
+    for item in searched.found:
+        content = {"link": item.link, "question": question}
+        if item.text:
+            record.put("summary", content, settings, item.text)
+        else:
+            cause = failures.get(item.link, "no summary was written")
+            kind = "blocked" if "403" in cause else "bad_response"
+            record.put_failure("summary", content, settings, ToolError(cause, kind))
+    return len(searched.found)
