@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Sequence
 
 from absl import flags
-from flax import nnx
 
 from experiments import command_line
 from svrl_jax import config as config_lib
@@ -45,8 +44,7 @@ def main(call: command_line.Call) -> int:
     load_picture(data)  # before anything is built
     bench = assemble.assemble(config)
     policy = assemble.policy_folder(call.values.policy or config.model.folder)
-    model = assemble.load_policy(policy, config.model.param_dtype)
-    bench.sampler.set_params(nnx.split(model)[1])
+    bench.sampler.set_params(assemble.policy_params(bench, policy))
     task = Task(
         "ask", call.values.question, data, ("",), "ask", "", picture_url=call.values.picture_url
     )

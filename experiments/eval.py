@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Sequence
 
 from absl import flags
-from flax import nnx
 
 from experiments import command_line
 from svrl_jax import config as config_lib
@@ -43,7 +42,7 @@ def main(call: command_line.Call) -> int:
     splits = task_source.eval_splits(config)
     policy = assemble.policy_folder(call.values.policy or config.model.folder)
     bench = assemble.assemble(config)
-    params = nnx.split(assemble.load_policy(policy, config.model.param_dtype))[1]
+    params = assemble.policy_params(bench, policy)
     run = run_folder.RunFolder(workdir, config)  # last: until here nothing is written
     search_free = SearchFree(bench, run.path / "search_free.json", print)
     summary: dict = {"policy": str(call.values.policy or config.model.folder)}

@@ -131,6 +131,26 @@ def load_policy(folder: pathlib.Path, dtype: str) -> QwenVL:
         ) from error
 
 
+def policy_params(bench: Bench, folder: pathlib.Path) -> Any:
+    """Parameters of another policy, for the bench's sampler.
+
+    Raises:
+      PolicyFolderError: broken files, or a model of other sizes or with another tokenizer than
+        config.model.folder, by which prompts and programs are made.
+    """
+    config = bench.config.model
+    model = load_policy(folder, config.param_dtype)
+    name = "tokenizer.json"
+    if model.config != bench.model.config or (
+        (folder / name).read_bytes() != (bench.folder / name).read_bytes()
+    ):
+        raise PolicyFolderError(
+            f"the policy folder {folder} has other sizes or another tokenizer than "
+            f"config.model.folder={config.folder}: name it as --config.model.folder too"
+        )
+    return nnx.split(model)[1]
+
+
 def assemble(config: ConfigDict) -> Bench:
     """Loads and builds everything; see Bench."""
     tools = build_tools(config)  # first: a missing key is known before weights are read

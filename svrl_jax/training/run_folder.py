@@ -44,6 +44,8 @@ OWN_NAMES = (
     "export",
     "figures",
     "evals",
+    "eval.json",
+    "search_free.json",
 )
 # Distributions whose versions can change a result.
 PACKAGES = (

@@ -1,3 +1,4 @@
+import jax
 import numpy as np
 import pytest
 
@@ -68,3 +69,12 @@ def test_the_direct_regime_has_no_tools(bench, tiny_config):
     tasks = task_source.eval_tasks(tiny_config, "test")
     episodes = sum(run(bench, tasks, regime="direct", temperature=0.0, group_size=1), [])
     assert all(e.calls == () and e.regime == "direct" for e in episodes)
+
+
+def test_another_policy_must_be_of_the_bench_s_kind(bench, tiny_folder):
+    same = assemble.policy_params(bench, tiny_folder)
+    for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(bench.initial_params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    other = assemble.policy_folder("svrl_jax/data/quickstart")
+    with pytest.raises(assemble.PolicyFolderError, match=r"--config\.model\.folder too"):
+        assemble.policy_params(bench, other)
