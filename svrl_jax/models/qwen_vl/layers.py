@@ -14,6 +14,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+# What `scan_layers` keeps for the backward pass; the rest is computed again.
+REMAT = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "layer": jax.checkpoint_policies.nothing_saveable,
+}
+
 
 class Linear(nnx.Module):
     """y = x weight^T (+ bias); weight float[out, in], bias float[out]."""
@@ -121,7 +128,7 @@ def scan_layers(
     carry: Any,
     xs: Any = None,
     *,
-    remat: bool = False,
+    remat: str = "none",
 ) -> tuple[Any, Any]:
     """Runs a stack of layers one after another, compiled once.
 
@@ -129,7 +136,8 @@ def scan_layers(
       layers: made by `stack_layers`.
       step: (one layer, carry, x) -> (carry, y).
       xs: pytree of per-layer values, leading layer axis; or None.
-      remat: recompute a layer's insides in the backward pass instead of keeping them.
+      remat: what a layer keeps for the backward pass, one of REMAT: `none` keeps everything, `dots`
+        the results of its matrix products with parameters, `layer` its input alone.
     Returns:
       (carry, ys) as jax.lax.scan.
     """
@@ -139,6 +147,7 @@ def scan_layers(
         params, x = inputs
         return step(nnx.merge(graphdef, params), carry, x)
 
-    if remat:
-        body = jax.checkpoint(body, prevent_cse=False)
+    if remat not in ("none", False):
+        policy = REMAT[remat]
+        body = jax.checkpoint(body, prevent_cse=False, policy=policy)  # scan needs no barrier
     return jax.lax.scan(body, carry, (params, xs))
