@@ -50,7 +50,11 @@ def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
     )
     flags.DEFINE_integer("num_rows", 8, "rows to run", lower_bound=1, flag_values=values)
     flags.DEFINE_enum(
-        "dtype", "bfloat16", ["bfloat16", "float32"], "of parameters and products", flag_values=values
+        "dtype",
+        "bfloat16",
+        ["bfloat16", "float32"],
+        "of parameters",
+        flag_values=values,
     )
     flags.DEFINE_float(
         "peak_tflops", None, "the device's peak, where it is not known by name", flag_values=values

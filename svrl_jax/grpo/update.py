@@ -31,6 +31,7 @@ from svrl_jax.models.qwen_vl import (
     VisionPlan,
     plan_vision,
 )
+from svrl_jax.models.qwen_vl.attention_backends import are_plain_rows
 from svrl_jax.models.qwen_vl.sharding import on_mesh, param_shardings, place, place_params
 from svrl_jax.types import TrainBatch
 
@@ -61,6 +62,7 @@ class ModelSpec:
       temperature: the sampler's, above 0.
       banned_ids: ids masked in the sampler.
       remat: what the backward pass computes again, see `layers.scan_layers`.
+      needs_plain_rows: the attention backend knows no packing.
     """
 
     graphdef: Any
@@ -68,6 +70,7 @@ class ModelSpec:
     temperature: float
     banned_ids: tuple[int, ...]
     remat: str
+    needs_plain_rows: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +122,7 @@ def make_spec(
             temperature=temperature,
             banned_ids=tuple(sorted(int(i) for i in banned_ids)),
             remat=remat,
+            needs_plain_rows=model.execution.attention == "cudnn",
         ),
         loss=LossOptions(
             objective=config.objective,
@@ -215,6 +219,11 @@ def place_rows(batch: StepBatch, ref_params: nnx.State, spec: UpdateSpec) -> lis
     """Puts microbatches on the device and, if kl_coef > 0, fills their reference log-probs."""
     placed = []
     for micro in batch.microbatches:
+        if spec.model.needs_plain_rows and not are_plain_rows(micro.group_id, micro.branch_id):
+            raise ValueError(
+                "config.model.attention is 'cudnn', which cannot attend rows that share a prompt "
+                "or hold several episodes; set it to 'auto'"
+            )
         num_positions = trained_positions(micro)
         pixel_values, plan = _padded_pictures(micro, spec.model.vision_config)
         micro = dataclasses.replace(micro, pixel_values=pixel_values, image_grid_thw=())

@@ -18,7 +18,7 @@ from svrl_jax import api, checkpoint, grpo
 from svrl_jax.models.qwen_vl import QwenVL
 from svrl_jax.models.qwen_vl.sharding import place_params
 from svrl_jax.processing.processor import Inputs
-from svrl_jax.training.mesh import make_mesh
+from svrl_jax.training.mesh import make_mesh, sampler_params
 from tests.grpo import tiny
 from tests.grpo.conftest import make_group
 
@@ -48,6 +48,7 @@ def main(meshes):
         report["x".join(map(str, sizes))] = compared(reference, found) | {
             "logits": float(np.abs(np.asarray(api.logits(spread, rows)) - logits).max()),
             "restored": is_restored(found[0]),
+            "gathered": is_gathered(found[0].params),
         }
     print(json.dumps(report))
 
@@ -72,6 +73,13 @@ def is_restored(state):
         back = saved.restore(state).state
         pairs = zip(jax.tree.leaves(state), jax.tree.leaves(back), strict=True)
         return all(np.array_equal(a, b) and a.sharding == b.sharding for a, b in pairs)
+
+
+def is_gathered(params):
+    """Whether the sampler's copy is whole, on one device, and the same."""
+    whole = sampler_params(params, "float32")
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(whole), strict=True)
+    return all(len(b.devices()) == 1 and np.array_equal(a, b) for a, b in pairs)
 
 
 def step(model, batch, config, mesh):

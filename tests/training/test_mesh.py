@@ -113,4 +113,25 @@ def test_parameters_and_their_moments_are_spread_and_stay_so(report):
     assert report["2x2x2"]["shard"] == [2, 24, 16]
     for found in report.values():
         assert found["moment_spec"] == found["spec"]
-        assert found["restored"]
+        assert found["restored"] and found["gathered"]
+
+
+@pytest.mark.slow
+def test_the_command_trains_on_a_mesh(tiny_folder, tmp_path):
+    """One step of the smallest config on four virtual devices, split by rows and by heads."""
+    flags = "--xla_force_host_platform_device_count=4"
+    command = [
+        sys.executable, "-m", "experiments", "train", "--config=configs/tiny.py",
+        f"--workdir={tmp_path}", f"--config.model.folder={tiny_folder}", "--config.num_steps=1",
+        "--config.eval.num_items=1", "--config.mesh.fsdp=2", "--config.mesh.tensor=-1",
+        "--config.model.remat=layer", "--config.optim.freeze=('visual.*',)",
+    ]  # fmt: skip
+    found = subprocess.run(
+        command,
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True, text=True, timeout=550,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr[-3000:]
+    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["trained_rows"] > 0 and line["logp_gap_max"] < 1e-3
+    assert (tmp_path / "summary.json").is_file()

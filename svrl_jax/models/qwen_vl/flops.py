@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from svrl_jax.models.qwen_vl.config import QwenVLConfig
+from svrl_jax.models.qwen_vl.config import QwenVLConfig, VisionConfig
 
 # Peak of one chip in bfloat16, operations a second, by what jax calls the device. Vendors' sheets,
 # dense.
@@ -48,18 +48,17 @@ def forward_flops(
 def _vision_flops(config: QwenVLConfig, grids: np.ndarray) -> float:
     vision = config.vision_config
     size, patches = vision.hidden_size, float(grids.prod(axis=1).sum())
-    is_windowed = config.vision_config.__class__.__name__ == "VisionConfig"
+    is_windowed = isinstance(vision, VisionConfig)
     products = 3 if is_windowed else 2  # a gated MLP has one more
     a_patch = 2 * 4 * size * size + 2 * products * size * vision.intermediate_size
     frames = float((grids[:, 0] * (grids[:, 1] * grids[:, 2]) ** 2).sum())
-    full = vision.depth
-    pairs = frames * full
+    pairs = frames * vision.depth
     if is_windowed:
         full = len(vision.fullatt_block_indexes)
         window = (vision.window_size // vision.patch_size) ** 2
         pairs = frames * full + patches * window * (vision.depth - full)
     joined = size * vision.merge_unit
-    mergers = 1 + len(getattr(vision, "deepstack_visual_indexes", ()))
+    mergers = 1 + len(vision.deepstack_visual_indexes)
     merging = patches / vision.merge_unit * 2 * joined * (joined + vision.out_hidden_size)
     return (
         patches * (2 * vision.patch_dim * size + vision.depth * a_patch)

@@ -147,7 +147,7 @@ def scan_layers(
         params, x = inputs
         return step(nnx.merge(graphdef, params), carry, x)
 
-    if remat not in ("none", False):
+    if remat != "none":
         policy = REMAT[remat]
         body = jax.checkpoint(body, prevent_cse=False, policy=policy)  # scan needs no barrier
     return jax.lax.scan(body, carry, (params, xs))

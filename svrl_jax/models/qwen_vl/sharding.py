@@ -92,6 +92,11 @@ def spec_of(
     return PartitionSpec(*entries)
 
 
+def param_sharding(name: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    """Where one parameter lies; its name is dotted, see `logical_axes`."""
+    return NamedSharding(mesh, spec_of(logical_axes(name), shape, dict(mesh.shape)))
+
+
 def param_shardings(params: Any, mesh: Mesh) -> Any:
     """The NamedSharding of every leaf of a parameter tree, or of a tree that holds such trees.
 
@@ -99,12 +104,12 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
       params: `nnx.split(model)[1]`, an optimiser's state over it, ...; shapes suffice. A leaf whose
         path names no parameter (a step counter) is copied to every device.
     """
-    sizes = dict(mesh.shape)
 
     def one(path, leaf):
         name = path_name(path)
-        axes = logical_axes(name) if name else (None,) * len(leaf.shape)
-        return NamedSharding(mesh, spec_of(axes, leaf.shape, sizes))
+        if not name:
+            return NamedSharding(mesh, PartitionSpec())
+        return param_sharding(name, leaf.shape, mesh)
 
     return jax.tree_util.tree_map_with_path(one, params)
 
@@ -129,6 +134,12 @@ def place(x: Any, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:
         return jax.device_put(x)
     spec = spec_of(tuple(axes), x.shape, dict(mesh.shape))
     return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def mesh_of_params(params: Any) -> Mesh | None:
+    """The mesh that parameters are spread over; None where they lie on one device."""
+    sharding = jax.tree.leaves(params)[0].sharding
+    return sharding.mesh if isinstance(sharding, NamedSharding) else None
 
 
 def on_mesh(mesh: Mesh | None) -> contextlib.AbstractContextManager:
