@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from svrl_jax.models.qwen_vl.sharding import constrain
+
 # What `scan_layers` keeps for the backward pass; the rest is computed again.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
@@ -54,7 +56,10 @@ class Embedding(nnx.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Maps int32[...] to float[..., D]."""
-        return jnp.take(self.weight[...], ids, axis=0, mode="clip")
+        # On a mesh the width is gathered first, as of any weight; else XLA finds no way from rows
+        # cut by their width to rows cut by the batch, and copies them to every device.
+        weight = constrain(self.weight[...], "vocab", None)
+        return jnp.take(weight, ids, axis=0, mode="clip")
 
 
 class RMSNorm(nnx.Module):

@@ -177,7 +177,8 @@ class TextTower(nnx.Module):
     def embed(self, ids: jax.Array) -> jax.Array:
         """Maps int32[...] to float[..., D] in the dtype of `execution`."""
         embeds = self.embed_tokens(ids)
-        return embeds.astype(self.execution.dtype_of(embeds.dtype))
+        embeds = embeds.astype(self.execution.dtype_of(embeds.dtype))
+        return constrain(embeds, "batch", *(None,) * (embeds.ndim - 1))
 
     def __call__(
         self,
