@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from svrl_jax.models.qwen_vl import QwenVL
 from svrl_jax.models.qwen_vl.execution import Execution
-from svrl_jax.models.qwen_vl.sharding import param_sharding
+from svrl_jax.models.qwen_vl.sharding import sharding_of
 from svrl_jax.models.qwen_vl.weights import load_weights
 from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.processing.tokenizer import Tokenizer
@@ -131,7 +131,7 @@ def load_policy(folder: pathlib.Path, config: ConfigDict, mesh: Mesh | None = No
       PolicyFolderError: broken files, or weights that do not fit their config.json.
     """
     try:
-        sharding = None if mesh is None else functools.partial(param_sharding, mesh=mesh)
+        sharding = None if mesh is None else sharding_of(mesh)
         model, _ = load_weights(folder, jnp.dtype(config.param_dtype), sharding)
     except ValueError as error:
         raise PolicyFolderError(

@@ -92,9 +92,13 @@ def spec_of(
     return PartitionSpec(*entries)
 
 
-def param_sharding(name: str, shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
-    """Where one parameter lies; its name is dotted, see `logical_axes`."""
-    return NamedSharding(mesh, spec_of(logical_axes(name), shape, dict(mesh.shape)))
+def sharding_of(mesh: Mesh) -> Callable[[str, tuple[int, ...]], NamedSharding]:
+    """(a parameter's dotted name, its shape) -> its NamedSharding, as `load_weights` asks for."""
+
+    def one(name: str, shape: tuple[int, ...]) -> NamedSharding:
+        return NamedSharding(mesh, spec_of(logical_axes(name), shape, dict(mesh.shape)))
+
+    return one
 
 
 def param_shardings(params: Any, mesh: Mesh) -> Any:
@@ -104,23 +108,15 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
       params: `nnx.split(model)[1]`, an optimiser's state over it, ...; shapes suffice. A leaf whose
         path names no parameter (a step counter) is copied to every device.
     """
+    of_param = sharding_of(mesh)
 
     def one(path, leaf):
         name = path_name(path)
         if not name:
             return NamedSharding(mesh, PartitionSpec())
-        return param_sharding(name, leaf.shape, mesh)
+        return of_param(name, leaf.shape)
 
     return jax.tree_util.tree_map_with_path(one, params)
-
-
-def sharding_of(mesh: Mesh) -> Callable[[str, tuple[int, ...]], NamedSharding]:
-    """(a parameter's dotted name, its shape) -> its NamedSharding, as `load_weights` asks for."""
-
-    def one(name: str, shape: tuple[int, ...]) -> NamedSharding:
-        return NamedSharding(mesh, spec_of(logical_axes(name), shape, dict(mesh.shape)))
-
-    return one
 
 
 def place_params(params: Any, mesh: Mesh | None) -> Any:
