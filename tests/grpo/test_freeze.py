@@ -23,6 +23,7 @@ def named(tree) -> dict[str, np.ndarray]:
 @pytest.fixture
 def frozen_spec(model, config):
     config.grpo.length_buckets = (40,)
+    config.optim.learning_rate = 1e-4  # Adam turns rounding of tiny gradients into whole steps
     config.optim.freeze = FROZEN
     return spec_of(model, config)
 
@@ -41,7 +42,7 @@ def test_frozen_parameters_stay_and_the_others_move_as_before(model, sampled, co
             assert np.array_equal(after[name], before[name])
             assert not np.array_equal(others[name], before[name])
         else:
-            np.testing.assert_allclose(after[name], others[name], atol=1e-6)
+            np.testing.assert_allclose(after[name], others[name], atol=1e-5)
     assert 0 < metrics["grad_norm"] < free_metrics["grad_norm"]
 
 
