@@ -150,7 +150,7 @@ def policy_params(bench: Bench, folder: pathlib.Path) -> Any:
         config.model.folder, by which prompts and programs are made.
     """
     config = bench.config.model
-    model = load_policy(folder, config.param_dtype)
+    model = load_policy(folder, config)
     name = "tokenizer.json"
     if model.config != bench.model.config or (
         (folder / name).read_bytes() != (bench.folder / name).read_bytes()
