@@ -24,6 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data = _data()
     config.prompt = _prompt()
     config.model = _model()
+    config.mesh = _mesh()
     config.rollout = _rollout()
     config.search = _search()
     config.reward = _reward()
@@ -64,6 +65,20 @@ def _model() -> ConfigDict:
     c = ConfigDict()
     c.folder = config_dict.placeholder(str)  # Hugging Face folder of the initial policy
     c.param_dtype = "float32"  # master weights
+    c.compute_dtype = "float32"  # of activations and matrix products; bfloat16 on accelerators
+    c.attention = "auto"  # backend of training rows: auto, dense, blockwise, pallas, cudnn
+    c.remat = (
+        "none"  # kept for the backward pass: `none` all, `dots` products, `layer` inputs alone
+    )
+    return c
+
+
+def _mesh() -> ConfigDict:
+    """Devices along each axis of the update's mesh; one may be -1, the rest."""
+    c = ConfigDict()
+    c.data = 1  # rows are split, parameters copied
+    c.fsdp = -1  # rows and parameters are split
+    c.tensor = 1  # heads, MLP units and the vocabulary are split
     return c
 
 
@@ -186,6 +201,7 @@ def _optim() -> ConfigDict:
     c.b1 = 0.9
     c.b2 = 0.95
     c.clip_norm = 1.0  # global gradient norm
+    c.freeze = ()  # patterns of parameters that stay as they are, such as "visual.*"
     return c
 
 

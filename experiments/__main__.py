@@ -24,6 +24,7 @@ MODES = {
     "annotate": "write oracle labels beside a run's recorded episodes and print mask figures",
     "index": "make a folder that config.search.kind=index searches, of your documents and pictures",
     "record": "look into a record of searches, export it, or import one from traces",
+    "check_release": "compare a released checkpoint with transformers on real rows; speed and MFU",
     "audit": "score scripted cheats under the full reward beside the honest script",
 }
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(argv) < 2 or argv[1] in ("-h", "--help", "help"):
         print("usage: python -m experiments MODE [flags]; MODE --help lists the flags\n")
         for name, line in MODES.items():
-            print(f"  {name:<9} {line}")
+            print(f"  {name:<13} {line}")
         return 0
     mode = argv[1]
     if mode not in MODES:

@@ -30,6 +30,7 @@ from svrl_jax.search.imported import ImportedError
 from svrl_jax.search.record import SearchRecordError
 from svrl_jax.search.stored import IndexBuildError
 from svrl_jax.training.assemble import PolicyFolderError
+from svrl_jax.training.mesh import MeshError
 from svrl_jax.training.run_folder import RunFolderError
 
 
@@ -54,8 +55,9 @@ class UsageError(Exception):
 
 _KNOWN = (
     UsageError, ConfigError, CheckpointError, MissingDataError, PictureError, RecordError,
-    RunFolderError, PolicyFolderError, PrepareError, PreparedError, TableError, FileNotFoundError,
-    IndexBuildError, ImportedError, SearchRecordError, SearchSetupError, SearchStopped, TraceError,
+    RunFolderError, MeshError, PolicyFolderError, PrepareError, PreparedError, TableError,
+    FileNotFoundError, IndexBuildError, ImportedError, SearchRecordError, SearchSetupError,
+    SearchStopped, TraceError,
 )  # fmt: skip
 
 

@@ -41,6 +41,8 @@ def main(call: command_line.Call) -> int:
         temperature=config.rollout.temperature,
         budget=config.rollout.budget,
         banned_ids=bench.banned,
+        remat=config.model.remat,
+        mesh=bench.mesh,
     )
     folder = workdir / run_folder.CHECKPOINTS
     with checkpoint.Checkpoints(folder, keep=config.keep_checkpoints) as checkpoints:

@@ -20,7 +20,7 @@ from flax import nnx
 from huggingface_hub import errors as hub_errors
 
 from svrl_jax.models.qwen_vl import QwenVL, default_image_index, init_cache, plan_vision
-from svrl_jax.models.qwen_vl.sharding import sharding_of
+from svrl_jax.models.qwen_vl.sharding import mesh_of_params, on_mesh, sharding_of
 from svrl_jax.models.qwen_vl.weights import load_weights
 from svrl_jax.processing.chat import Message
 from svrl_jax.processing.processor import Inputs, Picture, Processor, is_one_conversation
@@ -29,7 +29,10 @@ from svrl_jax.rollout.sampling import draw_tokens
 from svrl_jax.rollout.scheduler import banned_ids
 
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")  # of a hub repository
-ROUND_TO = 64  # prompts are padded to a multiple, so that few shapes are compiled
+# Prompts are filled up to a multiple, so that few shapes are compiled, and prefilled in pieces of
+# so many tokens, so that scores are never prompt x prompt.
+ROUND_TO = 64
+PREFILL_TOKENS = 512
 
 
 class ModelNotFoundError(RuntimeError):
@@ -107,16 +110,17 @@ def logits(model: QwenVL, inputs: Inputs) -> jax.Array:
     graphdef, params = nnx.split(model)
     ids = np.asarray(inputs.prompt_ids)
     index = default_image_index(_real_ids(inputs), model.config.image_token_id)
-    return _logits(
-        graphdef,
-        params,
-        ids,
-        np.asarray(inputs.positions),
-        np.where(_is_real(inputs), 0, -1).astype(np.int32),
-        index,
-        np.asarray(inputs.pixel_values),
-        _plan(model, inputs),
-    )
+    with on_mesh(mesh_of_params(params)):
+        return _logits(
+            graphdef,
+            params,
+            ids,
+            np.asarray(inputs.positions),
+            np.where(_is_real(inputs), 0, -1).astype(np.int32),
+            index,
+            np.asarray(inputs.pixel_values),
+            _plan(model, inputs),
+        )
 
 
 def generate(
@@ -171,38 +175,43 @@ def generate_ids(
     seed: int,
     eos_ids: Sequence[int],
     banned: Sequence[int],
+    prefill_tokens: int = PREFILL_TOKENS,
 ) -> list[np.ndarray]:
     """As `generate`, of ids: for each row int32[n], its end token included if it came to one.
 
     Args:
       eos_ids: ids that end a row.
       banned: ids that are never drawn.
+      prefill_tokens: tokens of a row that are prefilled at a time.
     """
     graphdef, params = nnx.split(model)
     rows, length = np.asarray(inputs.prompt_ids).shape
-    padding = ((0, 0), (0, -length % ROUND_TO))
+    multiple = ROUND_TO if length <= prefill_tokens else prefill_tokens
+    padding = ((0, 0), (0, -length % multiple))
     index = default_image_index(_real_ids(inputs), model.config.image_token_id)
     is_banned = np.zeros(model.config.text_config.vocab_size, bool)
     is_banned[list(banned)] = True
     lengths = np.asarray(inputs.lengths)
     last = np.asarray(inputs.positions).max(axis=0)  # the largest axis counts on
     first_position = 1 + np.where(_is_real(inputs), last, -1).max(axis=1)
-    drawn = _generate(
-        graphdef,
-        max_new_tokens,
-        params,
-        np.pad(np.asarray(inputs.prompt_ids), padding),
-        np.pad(np.asarray(inputs.positions), ((0, 0), *padding)),
-        lengths,
-        first_position.astype(np.int32),
-        np.pad(index, padding, constant_values=-1),
-        np.asarray(inputs.pixel_values),
-        _plan(model, inputs),
-        turn_keys([(seed, 0, 0, row, 0, 0) for row in range(rows)]),
-        np.float32(temperature),
-        is_banned,
-        np.asarray(eos_ids, np.int32),
-    )
+    with on_mesh(mesh_of_params(params)):
+        drawn = _generate(
+            graphdef,
+            max_new_tokens,
+            prefill_tokens,
+            params,
+            np.pad(np.asarray(inputs.prompt_ids), padding),
+            np.pad(np.asarray(inputs.positions), ((0, 0), *padding)),
+            lengths,
+            first_position.astype(np.int32),
+            np.pad(index, padding, constant_values=-1),
+            np.asarray(inputs.pixel_values),
+            _plan(model, inputs),
+            turn_keys([(seed, 0, 0, row, 0, 0) for row in range(rows)]),
+            np.float32(temperature),
+            is_banned,
+            np.asarray(eos_ids, np.int32),
+        )
     found = []
     for row in np.asarray(drawn):
         ends = np.flatnonzero(np.isin(row, eos_ids))
@@ -240,10 +249,35 @@ def _logits(graphdef, params, ids, positions, group_id, image_index, pixel_value
     return model.logits(hidden)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+def _prefill(model, cache, prefill_tokens, ids, positions, lengths, image_embeds, image_index):
+    """Final hidden state float[B, D] of each row's last token, and the filled cache."""
+    rows, length = ids.shape
+    piece = min(length, prefill_tokens)
+
+    def step(carry, i):
+        k, v, last = carry
+
+        def cut(x):
+            return jax.lax.dynamic_slice_in_dim(x, i * piece, piece, axis=-1)
+
+        index = None if image_index is None else cut(image_index)
+        starts = jnp.full(rows, i * piece)
+        hidden, k, v = model.extend(cut(ids), cut(positions), k, v, starts, image_embeds, index)
+        place = lengths - 1 - i * piece  # of the row's last token in this piece
+        found = jnp.take_along_axis(hidden, jnp.clip(place, 0, piece - 1)[:, None, None], 1)[:, 0]
+        is_here = (place >= 0) & (place < piece)
+        return (k, v, jnp.where(is_here[:, None], found, last)), None
+
+    dtype = model.execution.dtype_of(cache.k.dtype)
+    last = jnp.zeros((rows, model.config.text_config.hidden_size), dtype)
+    (k, v, last), _ = jax.lax.scan(step, (cache.k, cache.v, last), jnp.arange(length // piece))
+    return last, k, v
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _generate(
-    graphdef, max_new_tokens: int, params, ids, positions, lengths, first_position, image_index,
-    pixel_values, plan, keys, temperature, banned, eos_ids,
+    graphdef, max_new_tokens: int, prefill_tokens: int, params, ids, positions, lengths,
+    first_position, image_index, pixel_values, plan, keys, temperature, banned, eos_ids,
 ):  # fmt: skip
     """int32[B, max_new_tokens]; behind a row's end token whatever came out."""
     model = nnx.merge(graphdef, params)
@@ -251,9 +285,7 @@ def _generate(
     dtype = jax.tree.leaves(params)[0].dtype
     cache = init_cache(model.config, rows, length + max_new_tokens, dtype)
     features = _features(model, pixel_values, plan, image_index)
-    starts = jnp.zeros(rows, jnp.int32)
-    hidden, k, v = model.extend(ids, positions, cache.k, cache.v, starts, *features)
-    hidden = jnp.take_along_axis(hidden, lengths[:, None, None] - 1, axis=1)[:, 0]  # [B, D]
+    hidden, k, v = _prefill(model, cache, prefill_tokens, ids, positions, lengths, *features)
     temperatures = jnp.full(rows, temperature)
 
     def goes_on(state):

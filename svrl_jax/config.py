@@ -25,6 +25,9 @@ _CHOICES = {
     "grpo.objective": ("dr_grpo", "grpo", "dapo"),
     "rollout.cache_dtype": ("float32", "bfloat16"),
     "model.param_dtype": ("float32", "bfloat16"),
+    "model.compute_dtype": ("float32", "bfloat16"),
+    "model.attention": ("auto", "dense", "blockwise", "pallas", "cudnn"),
+    "model.remat": ("none", "dots", "layer"),
 }
 _FRACTIONS = (
     "reward.w_format", "reward.search_free_scale", "reward.count_floor", "reward.qalign_floor",

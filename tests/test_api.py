@@ -23,7 +23,7 @@ from tests.conftest import compiler
 from tests.processing.test_images import encoded, picture
 
 IMAGE = {"type": "image"}
-FAMILIES = ("qwen2_5_vl",)
+FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 ONE = [{"role": "user", "content": [IMAGE, {"type": "text", "text": "capital of this?"}]}]
 TWO = [
     {"role": "system", "content": "Be brief."},
@@ -91,9 +91,11 @@ def quick_compiles():
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request, untrained_folder, tmp_path_factory):
+    return make_folder(request.param, untrained_folder, tmp_path_factory.mktemp(request.param))
+
+
+def make_folder(family, untrained_folder, folder):
     """A random model of the family, saved by transformers, beside the small tokenizer."""
-    family = request.param
-    folder = tmp_path_factory.mktemp(family)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(untrained_folder / name, folder / name)
     processor = QWEN3_VL if family == "qwen3_vl" else ImageProcessor()
@@ -226,6 +228,16 @@ def test_greedy_text_equals_transformers(loaded, reference):
         )[0, inputs.lengths[row] :]
         assert len(ids) >= 2
         assert texts[row] == processor.tokenizer.decode(ids.numpy(), skip_special=True)
+
+
+def test_a_prompt_prefilled_in_pieces_gives_the_same(loaded):
+    model, processor = loaded
+    inputs = processor([ONE, NONE, TWO], [PICTURES[:1], [], PICTURES[1:]])
+    options = {"max_new_tokens": 2, "temperature": 0.0, "seed": 0, "eos_ids": [], "banned": ()}
+    whole = api.generate_ids(model, inputs, **options)
+    assert inputs.prompt_ids.shape[1] > 32
+    pieces = api.generate_ids(model, inputs, prefill_tokens=16, **options)
+    assert [row.tolist() for row in pieces] == [row.tolist() for row in whole]
 
 
 def test_draws_follow_the_seed_and_end_at_an_end_id(loaded):

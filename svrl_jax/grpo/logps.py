@@ -116,7 +116,7 @@ def per_token_logps(
     banned_ids: Sequence[int],
     num_positions: int,
     chunk_tokens: int | None = None,
-    remat: bool = False,
+    remat: str = "none",
 ) -> tuple[jax.Array, jax.Array]:
     """Log-prob and entropy of each policy token of a microbatch.
 
@@ -133,7 +133,7 @@ def per_token_logps(
       num_positions: static number of positions the head is applied to, at least the number of
         policy tokens. Policy tokens beyond it would silently get 0, so the caller counts them.
       chunk_tokens: see `chunked_target_logps`.
-      remat: compute the layers again in the backward pass.
+      remat: what layers keep for the backward pass, see `layers.scan_layers`.
     Returns:
       logps and entropy, float32[B, T] each, 0 where loss_mask is 0.
     Raises:
@@ -141,7 +141,9 @@ def per_token_logps(
     """
     if not temperature > 0:
         raise ValueError(f"log-probs need a temperature above 0, got {temperature}")
-    image_embeds = None if plan is None else model.encode_images(batch.pixel_values, plan)
+    image_embeds = None
+    if plan is not None:
+        image_embeds = model.encode_images(batch.pixel_values, plan, remat=remat)
     hidden = model(
         batch.ids,
         batch.positions,

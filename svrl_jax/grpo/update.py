@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from svrl_jax.grpo.batch import StepBatch, trained_positions
 from svrl_jax.grpo.logps import per_token_logps
 from svrl_jax.grpo.loss import LossOptions, loss_denominator, loss_sums
-from svrl_jax.grpo.optimizer import OptimOptions, steps_done
+from svrl_jax.grpo.optimizer import OptimOptions, steps_done, trained_part, with_frozen
 from svrl_jax.models.qwen_vl import (
     Qwen3VisionConfig,
     QwenVL,
@@ -30,6 +31,8 @@ from svrl_jax.models.qwen_vl import (
     VisionPlan,
     plan_vision,
 )
+from svrl_jax.models.qwen_vl.attention_backends import are_plain_rows
+from svrl_jax.models.qwen_vl.sharding import on_mesh, param_shardings, place, place_params
 from svrl_jax.types import TrainBatch
 
 
@@ -58,14 +61,16 @@ class ModelSpec:
       vision_config: for planning pictures.
       temperature: the sampler's, above 0.
       banned_ids: ids masked in the sampler.
-      remat: compute the text layers again in the backward pass.
+      remat: what the backward pass computes again, see `layers.scan_layers`.
+      needs_plain_rows: the attention backend knows no packing.
     """
 
     graphdef: Any
     vision_config: VisionConfig | Qwen3VisionConfig
     temperature: float
     banned_ids: tuple[int, ...]
-    remat: bool
+    remat: str
+    needs_plain_rows: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +82,14 @@ class UpdateSpec:
       loss: the objective.
       optim: the optimiser.
       inner_steps: optimiser steps a batch.
+      mesh: devices that parameters and rows are spread over; None is the default device.
     """
 
     model: ModelSpec
     loss: LossOptions
     optim: OptimOptions
     inner_steps: int
+    mesh: Mesh | None
 
 
 def make_spec(
@@ -93,7 +100,8 @@ def make_spec(
     temperature: float,
     budget: int,
     banned_ids: Sequence[int],
-    remat: bool = False,
+    remat: str = "none",
+    mesh: Mesh | None = None,
 ) -> UpdateSpec:
     """Gathers what an update needs.
 
@@ -105,6 +113,7 @@ def make_spec(
       budget: config.rollout.budget, Dr. GRPO's constant length.
       banned_ids: the sampler's.
       remat: see ModelSpec.
+      mesh: see UpdateSpec.
     """
     return UpdateSpec(
         model=ModelSpec(
@@ -113,6 +122,7 @@ def make_spec(
             temperature=temperature,
             banned_ids=tuple(sorted(int(i) for i in banned_ids)),
             remat=remat,
+            needs_plain_rows=model.execution.attention == "cudnn",
         ),
         loss=LossOptions(
             objective=config.objective,
@@ -124,14 +134,22 @@ def make_spec(
         ),
         optim=OptimOptions(**optim),
         inner_steps=config.inner_steps,
+        mesh=mesh,
     )
 
 
 def init_state(params: nnx.State, spec: UpdateSpec) -> TrainState:
     """State before the first step. Copies `params`: an update donates its buffers, and the caller
-    keeps the initial policy as the KL term's reference."""
-    params = jax.tree.map(jnp.copy, params)
-    return TrainState(params, spec.optim.make().init(params), jnp.zeros((), jnp.int32))
+    keeps the initial policy as the KL term's reference. With a mesh everything is spread over it;
+    frozen parameters have no optimiser state."""
+    params = place_params(jax.tree.map(jnp.copy, params), spec.mesh)
+    init, trainable = spec.optim.make().init, spec.optim.trainable(params)
+    if spec.mesh is None:
+        return TrainState(params, init(trainable), jnp.zeros((), jnp.int32))
+    # Zeros depend on nothing, so XLA would copy them to every device.
+    shardings = param_shardings(jax.eval_shape(init, trainable), spec.mesh)
+    opt_state = jax.jit(init, out_shardings=shardings)(trainable)
+    return TrainState(params, opt_state, place(np.int32(0), (), spec.mesh))
 
 
 def update(
@@ -153,6 +171,11 @@ def update(
       and for each episode [P][G] the trainer's log-probs before the update, float32[T], 0 off the
       policy tokens, or None if the episode was left out of the batch.
     """
+    with on_mesh(spec.mesh):
+        return _update(state, ref_params, batch, spec)
+
+
+def _update(state: TrainState, ref_params: nnx.State, batch: StepBatch, spec: UpdateSpec):
     rows = place_rows(batch, ref_params, spec)
     denominator = loss_denominator(spec.loss, batch.num_rows, batch.num_tokens)
     proximal = [None if spec.loss.importance_cap > 0 else r.batch.old_per_token_logps for r in rows]
@@ -196,15 +219,35 @@ def place_rows(batch: StepBatch, ref_params: nnx.State, spec: UpdateSpec) -> lis
     """Puts microbatches on the device and, if kl_coef > 0, fills their reference log-probs."""
     placed = []
     for micro in batch.microbatches:
+        if spec.model.needs_plain_rows and not are_plain_rows(micro.group_id, micro.branch_id):
+            raise ValueError(
+                "config.model.attention is 'cudnn', which cannot attend rows that share a prompt "
+                "or hold several episodes; set it to 'auto'"
+            )
         num_positions = trained_positions(micro)
         pixel_values, plan = _padded_pictures(micro, spec.model.vision_config)
         micro = dataclasses.replace(micro, pixel_values=pixel_values, image_grid_thw=())
-        micro, plan = jax.device_put((micro, plan))
+        micro, plan = _place(micro, plan, spec.mesh)
         if spec.loss.kl_coef > 0:
             logps = _reference_logps(spec.model, num_positions, ref_params, micro, plan)
             micro = dataclasses.replace(micro, ref_per_token_logps=logps)
         placed.append(Rows(micro, plan, num_positions))
     return placed
+
+
+def _place(batch: TrainBatch, plan: VisionPlan | None, mesh: Mesh | None):
+    """Rows spread over the mesh; a plan is small and copied."""
+    if mesh is None:
+        return jax.device_put((batch, plan))
+    axes = {"positions": (None, "batch", None), "pixel_values": ("patches", None)}
+    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    placed = {
+        name: place(x, axes.get(name, ("batch", *(None,) * (x.ndim - 1))), mesh)
+        for name, x in fields.items()
+        if name != "image_grid_thw"
+    }
+    plan = jax.tree.map(lambda x: place(x, (None,) * x.ndim, mesh), plan)
+    return dataclasses.replace(batch, **placed), plan
 
 
 def gradients(
@@ -222,9 +265,10 @@ def gradients(
       proximal: for each of them float32[B, T], see `loss_sums`.
       denominator: of the whole step, see `loss_denominator`.
     Returns:
-      The gradient in float32, and for each microbatch its metric sums and log-probs float32[B, T].
+      The gradient in float32 (without frozen parameters, as `OptimOptions.trainable`), and for each
+      microbatch its metric sums and log-probs float32[B, T].
     """
-    grads = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    grads = jax.tree.map(_zeros, spec.optim.trainable(params))
     sums, logps = [], []
     for row, old in zip(rows, proximal):
         grads, row_sums, row_logps = _accumulate(
@@ -241,6 +285,12 @@ def gradients(
         sums.append(row_sums)
         logps.append(row_logps)
     return grads, sums, logps
+
+
+def _zeros(param: jax.Array) -> jax.Array:
+    """float32 zeros that lie where the parameter lies."""
+    place = param.sharding if isinstance(param.sharding, jax.sharding.NamedSharding) else None
+    return jnp.zeros(param.shape, jnp.float32, device=place)
 
 
 def _padded_pictures(
@@ -296,10 +346,11 @@ def _accumulate(
     proximal: jax.Array | None,
     denominator: float,
 ):
-    """Adds one microbatch's gradient to `grads` (float32, donated)."""
+    """Adds one microbatch's gradient to `grads` (float32, donated), of the leaves that it has."""
 
-    def loss(params):
-        logps, entropy = _row_logps(spec, num_positions, params, batch, plan)
+    def loss(trainable):
+        whole = with_frozen(trainable, params)
+        logps, entropy = _row_logps(spec, num_positions, whole, batch, plan)
         numerator, sums = loss_sums(
             logps,
             entropy,
@@ -313,7 +364,8 @@ def _accumulate(
         share = numerator / denominator
         return share, (sums | {"loss": share}, logps)
 
-    (_, (sums, logps)), new = jax.value_and_grad(loss, has_aux=True)(params)
+    trainable = trained_part(grads, params)
+    (_, (sums, logps)), new = jax.value_and_grad(loss, has_aux=True)(trainable)
     return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), grads, new), sums, logps
 
 
@@ -323,8 +375,9 @@ def _apply(optim: OptimOptions, state: TrainState, grads):
     norm = optax.global_norm(grads)
     is_finite = jnp.isfinite(norm)
     rate = optim.rate(steps_done(state.opt_state))
-    updates, opt_state = optim.make().update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    trainable = optim.trainable(state.params)
+    updates, opt_state = optim.make().update(grads, state.opt_state, trainable)
+    params = with_frozen(optax.apply_updates(trainable, updates), state.params)
 
     def keep(new, old):
         return jnp.where(is_finite, new, old)

@@ -83,7 +83,7 @@ def decode_step(
         x = x + layer.self_attn.output(_attend(q, old, new, mask))
         return x + layer.mlp(layer.post_attention_layernorm(x)), new
 
-    x, new = scan_layers(tower.layers, step, tower.embed_tokens(ids[:, None]), (old, new))
+    x, new = scan_layers(tower.layers, step, tower.embed(ids[:, None]), (old, new))
     return tower.norm(x)[:, 0], new
 
 

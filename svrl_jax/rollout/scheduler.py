@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from flax import nnx
@@ -41,9 +41,17 @@ class EnginePolicy:
       model: structure and first parameters.
       banned: ids that are never drawn (`banned_ids`); the trainer must be given the same.
       config: `config.rollout` (slots, lanes, budget, decode_chunk, cache_dtype).
+      prepare: given parameters -> those to sample from, on the sampler's device; None takes them as
+        they are.
     """
 
-    def __init__(self, model: QwenVL, banned: Sequence[int], config: ConfigDict):
+    def __init__(
+        self,
+        model: QwenVL,
+        banned: Sequence[int],
+        config: ConfigDict,
+        prepare: Callable[[nnx.State], nnx.State] | None = None,
+    ):
         is_banned = np.zeros(model.config.text_config.vocab_size, bool)
         is_banned[list(banned)] = True
         self.engine = Engine(
@@ -59,6 +67,7 @@ class EnginePolicy:
         self._ready: collections.deque[_Active] = collections.deque()
         self._active: list[_Active] = []
         self._num_waited = 0
+        self._prepare = prepare
 
     def set_params(self, params: nnx.State) -> None:
         """Samples from these parameters from now on.
@@ -68,7 +77,7 @@ class EnginePolicy:
         """
         if self._pending or self._ready or self._active:
             raise ValueError("set_params while turns are queued; collect them first")
-        self.engine.set_params(params)
+        self.engine.set_params(params if self._prepare is None else self._prepare(params))
 
     def submit(self, request: Request) -> None:
         """Queues one turn.

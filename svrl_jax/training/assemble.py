@@ -6,15 +6,19 @@ One flat place where the pieces meet; train, eval, ask and label all start here.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from svrl_jax.models.qwen_vl import QwenVL
+from svrl_jax.models.qwen_vl.execution import Execution
+from svrl_jax.models.qwen_vl.sharding import sharding_of
 from svrl_jax.models.qwen_vl.weights import load_weights
 from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.processing.tokenizer import Tokenizer
@@ -25,6 +29,7 @@ from svrl_jax.rollout.scheduler import EnginePolicy, banned_ids
 from svrl_jax.rollout.tools import Tools
 from svrl_jax.search.build import build_tools
 from svrl_jax.training import task_source
+from svrl_jax.training.mesh import mesh_of, sampler_params
 from svrl_jax.types import Episode, Prompt, Task
 
 _CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
@@ -43,6 +48,7 @@ class Bench:
       folder: the initial policy's Hugging Face folder.
       model: the initial policy.
       initial_params: its parameters, `nnx.split(model)[1]`.
+      mesh: devices that parameters are spread over; None is the default device.
       tokenizer, builder, tools: text to ids, task to prompt, the two searches.
       banned: ids that no policy may draw.
       sampler: the engine; `set_params` before use.
@@ -52,6 +58,7 @@ class Bench:
     folder: pathlib.Path
     model: QwenVL
     initial_params: Any
+    mesh: Mesh | None
     tokenizer: Tokenizer
     builder: PromptBuilder
     tools: Tools
@@ -114,21 +121,25 @@ def policy_folder(path: str | None) -> pathlib.Path:
     )
 
 
-def load_policy(folder: pathlib.Path, dtype: str) -> QwenVL:
+def load_policy(folder: pathlib.Path, config: ConfigDict, mesh: Mesh | None = None) -> QwenVL:
     """The model of a Hugging Face folder.
 
     Args:
-      dtype: of the parameters, `config.model.param_dtype`.
+      config: config.model (`param_dtype`, `compute_dtype` and `attention` are read).
+      mesh: devices to spread the parameters over; None is the default device.
     Raises:
       PolicyFolderError: broken files, or weights that do not fit their config.json.
     """
     try:
-        return load_weights(folder, dtype=jnp.dtype(dtype))[0]
+        sharding = None if mesh is None else sharding_of(mesh)
+        model, _ = load_weights(folder, jnp.dtype(config.param_dtype), sharding)
     except ValueError as error:
         raise PolicyFolderError(
             f"the policy folder {folder} cannot be loaded ({error}): fetch or make it again, or "
             "name another one"
         ) from error
+    model.set_execution(Execution(config.attention, config.compute_dtype))
+    return model
 
 
 def policy_params(bench: Bench, folder: pathlib.Path) -> Any:
@@ -139,7 +150,7 @@ def policy_params(bench: Bench, folder: pathlib.Path) -> Any:
         config.model.folder, by which prompts and programs are made.
     """
     config = bench.config.model
-    model = load_policy(folder, config.param_dtype)
+    model = load_policy(folder, config)
     name = "tokenizer.json"
     if model.config != bench.model.config or (
         (folder / name).read_bytes() != (bench.folder / name).read_bytes()
@@ -155,7 +166,10 @@ def assemble(config: ConfigDict) -> Bench:
     """Loads and builds everything; see Bench."""
     tools = build_tools(config)  # first: a missing key is known before weights are read
     folder = policy_folder(config.model.folder)
-    model = load_policy(folder, config.model.param_dtype)
+    mesh = mesh_of(config)
+    model = load_policy(folder, config.model, mesh)
+    prepare = functools.partial(sampler_params, dtype=config.model.compute_dtype)
+    graphdef, params = nnx.split(model)
     tokenizer = Tokenizer.from_folder(folder)
     texts = read_prompts(config.prompt)
     banned = banned_ids(model.config, len(tokenizer))
@@ -163,7 +177,8 @@ def assemble(config: ConfigDict) -> Bench:
         config=config,
         folder=folder,
         model=model,
-        initial_params=nnx.split(model)[1],
+        initial_params=params,
+        mesh=mesh,
         tokenizer=tokenizer,
         builder=PromptBuilder(
             tokenizer,
@@ -175,5 +190,5 @@ def assemble(config: ConfigDict) -> Bench:
         ),
         tools=tools,
         banned=banned,
-        sampler=EnginePolicy(model, banned, config.rollout),
+        sampler=EnginePolicy(nnx.merge(graphdef, prepare(params)), banned, config.rollout, prepare),
     )

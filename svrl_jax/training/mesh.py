@@ -1,14 +1,19 @@
-"""config.mesh -> a device mesh; a train state -> the same state spread over it."""
+"""config.mesh -> a device mesh; parameters spread over it -> what the sampler draws from."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
+
+from svrl_jax.models.qwen_vl.sharding import mesh_of_params
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -51,3 +56,39 @@ def make_mesh(config: ConfigDict, devices: Sequence[jax.Device] | None = None) -
     sizes = axis_sizes(config, len(devices))
     # Auto: with explicit axes, with_sharding_constraint and many operations raise.
     return jax.make_mesh(sizes, AXES, devices=np.asarray(devices), axis_types=(AxisType.Auto,) * 3)
+
+
+def mesh_of(config: ConfigDict) -> Mesh | None:
+    """The update's mesh by a whole config; None where there is one device.
+
+    Raises:
+      MeshError: see `axis_sizes`; or full microbatches that do not divide over data and fsdp.
+    """
+    mesh = make_mesh(config.mesh)
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.grpo.microbatch_rows % ways:
+        raise MeshError(
+            f"config.grpo.microbatch_rows={config.grpo.microbatch_rows} does not divide over the "
+            f"{ways} devices of config.mesh.data and config.mesh.fsdp: make it a multiple"
+        )
+    return mesh if mesh.size > 1 else None
+
+
+def sampler_params(params: nnx.State, dtype: str) -> nnx.State:
+    """Parameters as the sampler takes them: in the compute dtype, whole, on one local device.
+
+    Gathered once a step, so that no decode step waits for other devices. On one device and in the
+    same dtype they are the given arrays.
+    """
+    mesh = mesh_of_params(params)
+    if mesh is None:
+        return jax.tree.map(lambda x: x if x.dtype == dtype else x.astype(dtype), params)
+    whole = _gather(dtype, NamedSharding(mesh, PartitionSpec()), params)
+    return jax.tree.map(lambda x: x.addressable_data(0), whole)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _gather(dtype: str, place: NamedSharding, params: nnx.State) -> nnx.State:
+    # Cast first: half as much travels.
+    cast = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
+    return jax.lax.with_sharding_constraint(cast, place)

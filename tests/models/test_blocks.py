@@ -107,7 +107,11 @@ def test_text_blocks_equal_the_reference(pair, seen):
             assert expected.std() > 0.05
             close(f"{pair.family} text {index} {block}", ours(x), expected)
         x, expected = seen(at)
-        close(f"{pair.family} text {index}", layer(x, cos, sin, mask), expected)
+        close(
+            f"{pair.family} text {index}",
+            layer(x, cos, sin, lambda q, k, v: attend(q, k, v, mask)),
+            expected,
+        )
     x, expected = seen(f"{name}.norm")
     close(f"{pair.family} norm", model.norm(x), expected)
     x, expected = seen("lm_head")

@@ -329,9 +329,9 @@ def test_every_gradient_equals_the_reference(pair, tmp_path):
     def gradient(params, pixels, plan):
         def loss(params):
             model = nnx.merge(graphdef, params)
-            embeds = model.encode_images(pixels, plan, remat=True)
+            embeds = model.encode_images(pixels, plan, remat="layer")
             zeros = np.zeros_like(ids)
-            hidden = model(ids, positions, group, zeros, embeds, index, remat=True)
+            hidden = model(ids, positions, group, zeros, embeds, index, remat="layer")
             return jnp.mean(model.logits(hidden[real]) ** 2)
 
         return jax.grad(loss)(params)

@@ -49,7 +49,7 @@ def test_the_full_model_traces(name):
     def forward(params, pixels):
         model = nnx.merge(graphdef, params)
         embeds = model.encode_images(pixels, plan)
-        hidden = model(ids, positions, ids, ids, embeds, ids, remat=True)
+        hidden = model(ids, positions, ids, ids, embeds, ids, remat="layer")
         return embeds, model.logits(hidden)
 
     embeds, logits = jax.eval_shape(forward, params, pixels)

@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from svrl_jax.data import tables
 from svrl_jax.processing.chat import FAMILIES, encode_chat, expand_placeholders, render_chat
 from svrl_jax.processing.images import ImageProcessor, load_picture, smart_resize
 from svrl_jax.processing.tokenizer import Tokenizer
@@ -14,7 +15,8 @@ from tests.conftest import RELEASE
 from tests.processing import qwen_tokenizer
 from tests.processing.test_images import encoded, picture
 
-PICTURES = sorted((pathlib.Path(__file__).parent / "fvqa_mini").glob("row*"))
+FVQA_MINI = pathlib.Path(__file__).parents[1] / "data" / "published" / "fvqa_mini.parquet"
+PICTURES = [row["images"][0]["bytes"] for row in tables.rows_of(FVQA_MINI)]
 IMAGE = {"type": "image"}
 TEXTS = [
     "What kind of dog is this?",
@@ -185,8 +187,8 @@ FIGURES = {  # mean, standard deviation, first and last value of pixel_values
 def test_real_pictures_give_the_known_grids_and_values(family):
     processor = RELEASE[family]
     grey_level = 1 / 255 / min(processor.std)
-    for path, grid, figures in zip(PICTURES, GRIDS[family], FIGURES[family], strict=True):
-        values, grids = processor([load_picture(path)])
+    for data, grid, figures in zip(PICTURES, GRIDS[family], FIGURES[family], strict=True):
+        values, grids = processor([load_picture(data)])
         assert grids.tolist() == [[1, *grid]]
         assert values.shape == (grid[0] * grid[1], processor.patch_dim)
         found = (values.mean(), values.std(), values[0, 0], values[-1, -1])
@@ -198,7 +200,7 @@ def test_real_pictures_give_the_known_grids_and_values(family):
 def test_real_pictures_equal_the_reference_processor(family, tmp_path):
     RELEASE[family].save(tmp_path, family)
     reference = Qwen2VLImageProcessorPil.from_pretrained(tmp_path)
-    loaded = [load_picture(path) for path in (*PICTURES[:2], *map(str, PICTURES[2:]))]
+    loaded = [load_picture(data) for data in PICTURES]
     loaded.append(load_picture(encoded(picture(1, 199))))
     values, grids = ImageProcessor.from_folder(tmp_path)(loaded)
     expected = reference(images=loaded, return_tensors="np")
@@ -229,7 +231,7 @@ def test_known_sizes_of_the_newer_family(size, expected, tokens):
 def test_a_whole_prompt_equals_the_reference(family, ours, theirs):
     """Template, tokenizer, processor and placeholders together: ids as a joint processor's."""
     messages = CONVERSATIONS["both"]
-    loaded = [load_picture(path) for path in PICTURES[:3]]
+    loaded = [load_picture(data) for data in PICTURES[:3]]
     _, grids = RELEASE[family](loaded)
     ids = encode_chat(ours[family], messages, family=family)
     ids = expand_placeholders(ids, grids, 2, ours[family].image_token_id)

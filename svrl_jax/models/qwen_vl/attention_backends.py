@@ -12,6 +12,7 @@ sums in float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -22,6 +23,8 @@ from svrl_jax.models.qwen_vl.attention import attend, attention_mask
 from svrl_jax.models.qwen_vl.attention_blockwise import blockwise_attention
 from svrl_jax.models.qwen_vl.sharding import spec_of
 
+# q float[B, T, N, H], k and v float[B, T, K, H] -> float[B, T, N, H].
+RowAttention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 BACKENDS = ("auto", "dense", "blockwise", "pallas", "cudnn")
 # Up to here `auto` is dense: faster on a CPU, and the scores of a row are a few MiB a head.
 DENSE_UP_TO = 1024
@@ -66,6 +69,14 @@ def attend_packed(
 
     kernel = partial(pallas_attention, causal=causal)
     return _on_each_device(kernel, q, k, v, group_id, branch_id)
+
+
+def row_attention(group_id: jax.Array, branch_id: jax.Array, backend: str) -> RowAttention:
+    """`attend_packed` of given rows; a dense mask is made once for all layers."""
+    if choose_backend(backend, group_id.shape[1], jax.default_backend()) == "dense":
+        mask = attention_mask(group_id, branch_id, group_id, branch_id)
+        return lambda q, k, v: attend(q, k, v, mask)
+    return lambda q, k, v: attend_packed(q, k, v, group_id, branch_id, backend=backend)
 
 
 def choose_backend(backend: str, length: int, platform: str) -> str:

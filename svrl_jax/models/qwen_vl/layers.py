@@ -14,6 +14,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from svrl_jax.models.qwen_vl.sharding import constrain
+
+# What `scan_layers` keeps for the backward pass; the rest is computed again.
+REMAT = {
+    "none": jax.checkpoint_policies.everything_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "layer": jax.checkpoint_policies.nothing_saveable,
+}
+
 
 class Linear(nnx.Module):
     """y = x weight^T (+ bias); weight float[out, in], bias float[out]."""
@@ -47,7 +56,10 @@ class Embedding(nnx.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Maps int32[...] to float[..., D]."""
-        return jnp.take(self.weight[...], ids, axis=0, mode="clip")
+        # On a mesh the width is gathered first, as of any weight; else XLA finds no way from rows
+        # cut by their width to rows cut by the batch, and copies them to every device.
+        weight = constrain(self.weight[...], "vocab", None)
+        return jnp.take(weight, ids, axis=0, mode="clip")
 
 
 class RMSNorm(nnx.Module):
@@ -121,7 +133,7 @@ def scan_layers(
     carry: Any,
     xs: Any = None,
     *,
-    remat: bool = False,
+    remat: str = "none",
 ) -> tuple[Any, Any]:
     """Runs a stack of layers one after another, compiled once.
 
@@ -129,7 +141,8 @@ def scan_layers(
       layers: made by `stack_layers`.
       step: (one layer, carry, x) -> (carry, y).
       xs: pytree of per-layer values, leading layer axis; or None.
-      remat: recompute a layer's insides in the backward pass instead of keeping them.
+      remat: what a layer keeps for the backward pass, one of REMAT: `none` keeps everything, `dots`
+        the results of its matrix products with parameters, `layer` its input alone.
     Returns:
       (carry, ys) as jax.lax.scan.
     """
@@ -139,6 +152,7 @@ def scan_layers(
         params, x = inputs
         return step(nnx.merge(graphdef, params), carry, x)
 
-    if remat:
-        body = jax.checkpoint(body, prevent_cse=False)
+    if remat != "none":
+        policy = REMAT[remat]
+        body = jax.checkpoint(body, prevent_cse=False, policy=policy)  # scan needs no barrier
     return jax.lax.scan(body, carry, (params, xs))

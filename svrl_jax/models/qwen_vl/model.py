@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from svrl_jax.models.qwen_vl.config import QwenVLConfig, VisionConfig
+from svrl_jax.models.qwen_vl.execution import Execution
 from svrl_jax.models.qwen_vl.layers import Linear
 from svrl_jax.models.qwen_vl.text import Deepstack, KVCache, TextTower
 from svrl_jax.models.qwen_vl.vision import VisionTower
@@ -29,6 +30,7 @@ class QwenVL(nnx.Module):
         text, vision = config.text_config, config.vision_config
         tower = VisionTower if isinstance(vision, VisionConfig) else Qwen3VisionTower
         self.config = config
+        self.execution = Execution()
         self.visual = tower(vision, rngs=rngs, param_dtype=param_dtype)
         self.language_model = TextTower(text, rngs=rngs, param_dtype=param_dtype)
         self.lm_head = (
@@ -44,8 +46,14 @@ class QwenVL(nnx.Module):
             )
         )
 
+    def set_execution(self, execution: Execution) -> None:
+        """Chooses how the model computes from now on."""
+        self.execution = execution
+        self.visual.execution = execution
+        self.language_model.execution = execution
+
     def encode_images(
-        self, pixel_values: jax.Array, plan: VisionPlan, *, remat: bool = False
+        self, pixel_values: jax.Array, plan: VisionPlan, *, remat: str = "none"
     ) -> jax.Array:
         """Maps float32[L, C] to float[M, F], one row a merged cell in reading order.
 
@@ -63,7 +71,7 @@ class QwenVL(nnx.Module):
         image_embeds: jax.Array | None = None,
         image_index: jax.Array | None = None,
         *,
-        remat: bool = False,
+        remat: str = "none",
     ) -> jax.Array:
         """One pass over whole rows.
 
@@ -74,9 +82,9 @@ class QwenVL(nnx.Module):
           image_embeds: float[M, F] from encode_images, or None for text alone.
           image_index: int32[B, T], row of image_embeds at image tokens, -1 elsewhere. Needed with
             image_embeds (`default_image_index` makes it).
-          remat: recompute each layer in the backward pass.
+          remat: what layers keep for the backward pass, see `layers.scan_layers`.
         Returns:
-          float[B, T, D] after the final norm, in the parameters' dtype. Meaningless on padding.
+          float[B, T, D] after the final norm, in the dtype of `execution`. Meaningless on padding.
         """
         embeds, deepstack = self._embed(ids, image_embeds, image_index)
         return self.language_model(embeds, positions, group_id, branch_id, deepstack, remat=remat)
@@ -124,7 +132,7 @@ class QwenVL(nnx.Module):
         """Embeddings float[B, T, D] with the pictures in their places, and what is added later."""
         if (image_embeds is None) != (image_index is None):
             raise ValueError("image_embeds and image_index come together or not at all")
-        embeds = self.language_model.embed_tokens(ids)
+        embeds = self.language_model.embed(ids)
         if image_embeds is None:
             return embeds, None
         size, levels = embeds.shape[-1], len(self.config.vision_config.deepstack_visual_indexes)

@@ -92,23 +92,6 @@ def spec_of(
     return PartitionSpec(*entries)
 
 
-def param_shardings(params: Any, mesh: Mesh) -> Any:
-    """The NamedSharding of every leaf of a parameter tree, or of a tree that holds such trees.
-
-    Args:
-      params: `nnx.split(model)[1]`, an optimiser's state over it, ...; shapes suffice. A leaf whose
-        path names no parameter (a step counter) is copied to every device.
-    """
-    sizes = dict(mesh.shape)
-
-    def one(path, leaf):
-        name = path_name(path)
-        axes = logical_axes(name) if name else (None,) * len(leaf.shape)
-        return NamedSharding(mesh, spec_of(axes, leaf.shape, sizes))
-
-    return jax.tree_util.tree_map_with_path(one, params)
-
-
 def sharding_of(mesh: Mesh) -> Callable[[str, tuple[int, ...]], NamedSharding]:
     """(a parameter's dotted name, its shape) -> its NamedSharding, as `load_weights` asks for."""
 
@@ -116,6 +99,24 @@ def sharding_of(mesh: Mesh) -> Callable[[str, tuple[int, ...]], NamedSharding]:
         return NamedSharding(mesh, spec_of(logical_axes(name), shape, dict(mesh.shape)))
 
     return one
+
+
+def param_shardings(params: Any, mesh: Mesh) -> Any:
+    """The NamedSharding of every leaf of a parameter tree, or of a tree that holds such trees.
+
+    Args:
+      params: `nnx.split(model)[1]`, an optimiser's state over it, ...; shapes suffice. A leaf whose
+        path names no parameter (a step counter) is copied to every device.
+    """
+    of_param = sharding_of(mesh)
+
+    def one(path, leaf):
+        name = path_name(path)
+        if not name:
+            return NamedSharding(mesh, PartitionSpec())
+        return of_param(name, leaf.shape)
+
+    return jax.tree_util.tree_map_with_path(one, params)
 
 
 def place_params(params: Any, mesh: Mesh | None) -> Any:
@@ -129,6 +130,12 @@ def place(x: Any, axes: Sequence[str | None], mesh: Mesh | None) -> jax.Array:
         return jax.device_put(x)
     spec = spec_of(tuple(axes), x.shape, dict(mesh.shape))
     return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def mesh_of_params(params: Any) -> Mesh | None:
+    """The mesh that parameters are spread over; None where they lie on one device."""
+    sharding = jax.tree.leaves(params)[0].sharding
+    return sharding.mesh if isinstance(sharding, NamedSharding) else None
 
 
 def on_mesh(mesh: Mesh | None) -> contextlib.AbstractContextManager:

@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from svrl_jax.models.qwen_vl.attention import attend, attention_mask, cache_mask
+from svrl_jax.models.qwen_vl.attention import attend, cache_mask
+from svrl_jax.models.qwen_vl.attention_backends import RowAttention, row_attention
 from svrl_jax.models.qwen_vl.config import QwenVLConfig, TextConfig
+from svrl_jax.models.qwen_vl.execution import Execution
 from svrl_jax.models.qwen_vl.layers import (
     MLP,
     Embedding,
@@ -24,6 +26,7 @@ from svrl_jax.models.qwen_vl.layers import (
     stack_layers,
 )
 from svrl_jax.models.qwen_vl.rope import rotate, text_rope
+from svrl_jax.models.qwen_vl.sharding import constrain
 
 
 @jax.tree_util.register_dataclass
@@ -118,10 +121,12 @@ class DecoderLayer(nnx.Module):
             param_dtype=param_dtype,
         )
 
-    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, mask: jax.Array) -> jax.Array:
-        """Maps float[B, T, D] to float[B, T, D] under bool[B, T, T]."""
+    def __call__(
+        self, x: jax.Array, cos: jax.Array, sin: jax.Array, attention: RowAttention
+    ) -> jax.Array:
+        """Maps float[B, T, D] to float[B, T, D]; `attention` maps q, k, v to attended values."""
         q, k, v = self.self_attn.project(self.input_layernorm(x), cos, sin)
-        x = x + self.self_attn.output(attend(q, k, v, mask))
+        x = x + self.self_attn.output(attention(q, k, v))
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def extend(
@@ -154,6 +159,7 @@ class TextTower(nnx.Module):
 
     def __init__(self, config: TextConfig, *, rngs: nnx.Rngs, param_dtype: Any):
         self.config = config
+        self.execution = Execution()
         self.embed_tokens = Embedding(
             config.vocab_size,
             config.hidden_size,
@@ -168,6 +174,12 @@ class TextTower(nnx.Module):
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, param_dtype=param_dtype)
 
+    def embed(self, ids: jax.Array) -> jax.Array:
+        """Maps int32[...] to float[..., D] in the dtype of `execution`."""
+        embeds = self.embed_tokens(ids)
+        embeds = embeds.astype(self.execution.dtype_of(embeds.dtype))
+        return constrain(embeds, "batch", *(None,) * (embeds.ndim - 1))
+
     def __call__(
         self,
         embeds: jax.Array,
@@ -176,21 +188,21 @@ class TextTower(nnx.Module):
         branch_id: jax.Array,
         deepstack: Deepstack | None = None,
         *,
-        remat: bool = False,
+        remat: str = "none",
     ) -> jax.Array:
         """Maps float[B, T, D] to float[B, T, D], after the final norm.
 
         Args:
           positions: int32[3, B, T].
-          group_id, branch_id: int32[B, T], see `attention_mask`.
+          group_id, branch_id: int32[B, T], see `attention.attention_mask`.
           deepstack: of the rows' pictures; None without pictures, and in Qwen2.5-VL.
-          remat: recompute each layer in the backward pass.
+          remat: what layers keep for the backward pass, see `layers.scan_layers`.
         """
-        mask = attention_mask(group_id, branch_id, group_id, branch_id)
+        attention = row_attention(group_id, branch_id, self.execution.attention)
         cos, sin = self.angles(positions)
 
         def step(layer, x, index):
-            x = layer(x, cos, sin, mask)
+            x = layer(constrain(x, "batch", None, None), cos, sin, attention)
             return x if deepstack is None else deepstack.add(x, index), None
 
         numbers = None if deepstack is None else jnp.arange(self.config.num_hidden_layers)

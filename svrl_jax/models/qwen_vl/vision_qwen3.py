@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from svrl_jax.models.qwen_vl.config import Qwen3VisionConfig
+from svrl_jax.models.qwen_vl.execution import Execution
 from svrl_jax.models.qwen_vl.layers import (
     Embedding,
     LayerNorm,
@@ -25,6 +26,7 @@ from svrl_jax.models.qwen_vl.layers import (
     stack_layers,
 )
 from svrl_jax.models.qwen_vl.rope import vision_rope
+from svrl_jax.models.qwen_vl.sharding import constrain
 from svrl_jax.models.qwen_vl.vision import (
     NORM_EPS,
     PatchEmbed,
@@ -58,10 +60,17 @@ class Qwen3VisionBlock(nnx.Module):
         self.norm2 = LayerNorm(size, eps=NORM_EPS, param_dtype=param_dtype)
         self.mlp = Qwen3VisionMLP(config, rngs=rngs, param_dtype=param_dtype)
 
-    def __call__(self, x: jax.Array, cos: jax.Array, sin: jax.Array, plan: VisionPlan) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        plan: VisionPlan,
+        backend: str = "auto",
+    ) -> jax.Array:
         """Maps float[L, D] to float[L, D]."""
         qkv = self.attn.project(self.norm1(x), cos, sin)  # [L, 3, N, H]
-        x = x + self.attn.proj(attend_segments(qkv, plan.frames))
+        x = x + self.attn.proj(attend_segments(qkv, plan.frames, backend))
         return x + self.mlp(self.norm2(x))
 
 
@@ -97,6 +106,7 @@ class Qwen3VisionTower(nnx.Module):
     def __init__(self, config: Qwen3VisionConfig, *, rngs: nnx.Rngs, param_dtype: Any):
         kind = {"rngs": rngs, "param_dtype": param_dtype}
         self.config = config
+        self.execution = Execution()
         self.patch_embed = PatchEmbed(config, bias=True, **kind)
         self.pos_embed = Embedding(
             config.num_position_embeddings,
@@ -119,20 +129,21 @@ class Qwen3VisionTower(nnx.Module):
         )
 
     def __call__(
-        self, pixel_values: jax.Array, plan: VisionPlan, *, remat: bool = False
+        self, pixel_values: jax.Array, plan: VisionPlan, *, remat: str = "none"
     ) -> jax.Array:
         """Maps patch rows to features.
 
         Args:
           pixel_values: float[L, C], L as planned. Rows may be missing at the end: they are zeros.
-          remat: recompute each block in the backward pass.
+          remat: what blocks keep for the backward pass, see `layers.scan_layers`.
         Returns:
           float[M, (1 + levels) * out], one row a merged cell in reading order; padding cells at
           the end. A row is the last merger's feature, then each deepstack level's, in order.
         Raises:
           ValueError: more rows than planned.
         """
-        x = self.patch_embed(pixel_values, plan.num_patches)
+        dtype = self.execution.dtype_of(self.patch_embed.proj.weight.dtype)
+        x = self.patch_embed(pixel_values, plan.num_patches, dtype)
         x = x + learned_positions(self.pos_embed, plan.taps).astype(x.dtype)
         cos, sin = vision_rope(plan.position_hw, self.config.head_dim, self.config.rope_theta)
         levels = len(self.config.deepstack_visual_indexes)
@@ -143,7 +154,7 @@ class Qwen3VisionTower(nnx.Module):
 
         def step(block, carry, place):
             x, taken = carry
-            x = block(x, cos, sin, plan)
+            x = block(constrain(x, "patches", None), cos, sin, plan, self.execution.attention)
             return (x, jax.lax.dynamic_update_index_in_dim(taken, x, place, 0)), None
 
         taken = jnp.zeros((levels + 1, *x.shape), x.dtype)
