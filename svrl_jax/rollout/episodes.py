@@ -93,7 +93,11 @@ def run_episodes(
     with tools_lib.ToolRunner(
         tools, timeout_s=rollout_config.tool_timeout_s, workers=rollout_config.slots
     ) as runner:
-        _run_all(running, policy, runner, rollout_config.slots, progress)
+        try:
+            _run_all(running, policy, runner, rollout_config.slots, progress)
+        except BaseException:
+            policy.discard()  # or its next user would find turns of these episodes
+            raise
     episodes = [one.finished() for one in running]
     return [episodes[i : i + group_size] for i in range(0, len(episodes), group_size)]
 
