@@ -14,6 +14,7 @@ from svrl_jax.rewards import score as rewards
 from svrl_jax.rewards.oracle import RuleOracle
 from svrl_jax.training import finish
 from svrl_jax.training import labels as labels_lib
+from svrl_jax.training import mesh as mesh_lib
 from svrl_jax.training import metrics as metrics_lib
 from svrl_jax.training.assemble import Bench
 from svrl_jax.training.progress import Progress
@@ -73,6 +74,7 @@ def train(
             merge_size=bench.model.config.vision_config.spatial_merge_size,
             image_token_id=bench.model.config.image_token_id,
             pad_id=bench.tokenizer.pad_id,
+            min_rows=mesh_lib.row_ways(spec.mesh),
         )
         clock.lap("reward")
         state, figures, logps = grpo.update(state, bench.initial_params, batch, spec)
