@@ -25,6 +25,7 @@ MODES = {
     "index": "make a folder that config.search.kind=index searches, of your documents and pictures",
     "record": "look into a record of searches, export it, or import one from traces",
     "check_release": "compare a released checkpoint with transformers on real rows; speed and MFU",
+    "bench": "measure a suite: tokens a second and shares of the product rate, beside a peer",
     "audit": "score scripted cheats under the full reward beside the honest script",
 }
 

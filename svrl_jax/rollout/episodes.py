@@ -99,7 +99,11 @@ def run_episodes(
     with tools_lib.ToolRunner(
         tools, timeout_s=rollout_config.tool_timeout_s, workers=rollout_config.slots
     ) as runner:
-        run_all(running, policy, runner, rollout_config.slots, progress, on_episode)
+        try:
+            run_all(running, policy, runner, rollout_config.slots, progress, on_episode)
+        except BaseException:
+            policy.discard()  # or its next user would find turns of these episodes
+            raise
     episodes = [one.finished() for one in running]
     return [episodes[i : i + group_size] for i in range(0, len(episodes), group_size)]
 
@@ -350,9 +354,7 @@ class Running:
         if num_shown == 0:
             self.end_reason = "budget"
         else:
-            self.transcript.append_environment(
-                np.concatenate([prefix, *items[:num_shown], suffix])
-            )
+            self.transcript.append_environment(np.concatenate([prefix, *items[:num_shown], suffix]))
         self._items = answer.items[:num_shown]
         self.turns[-1] = dataclasses.replace(
             self.turns[-1],

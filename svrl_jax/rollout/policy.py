@@ -108,6 +108,10 @@ class TurnSampler(Protocol):
         """Runs until at least one queued turn is finished; [] only if none is queued."""
         ...
 
+    def discard(self) -> None:
+        """Forgets every queued turn: the episodes that asked for them ended early."""
+        ...
+
 
 class ScriptedPolicy:
     """Answers each turn by a function of what the episode looks like as text.
@@ -130,6 +134,10 @@ class ScriptedPolicy:
         """Answers every queued turn."""
         queue, self._queue = self._queue, []
         return [self._answer(request) for request in queue]
+
+    def discard(self) -> None:
+        """Forgets every queued turn."""
+        self._queue = []
 
     def _answer(self, request: Request) -> SampledTurn:
         text = self._script(request.view)

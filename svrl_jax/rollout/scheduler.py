@@ -111,6 +111,13 @@ class EnginePolicy:
                 return finished
         return []
 
+    def discard(self) -> None:
+        """Forgets every queued turn; their slots' contexts are emptied when next taken."""
+        self._pending.clear()
+        self._ready.clear()
+        self._active = []
+        self._num_waited = 0
+
     def _fill_lanes(self) -> None:
         """Gives free lanes to contexts that are ready, and makes pending ones ready if need be."""
         free = self.engine.lanes - len(self._active)

@@ -1,4 +1,4 @@
-"""Branches of finished episodes: the trunk's past, a future of their own, the past computed once."""
+"""Branches of finished episodes: the past is the trunk's and computed once, the future is new."""
 
 import dataclasses
 
@@ -39,9 +39,7 @@ def trunks(policy):
         query_choice="first", policy_name="toy",
     )  # fmt: skip
     return [
-        (task, prompt, e)
-        for task, prompt, g in zip(TASKS, PROMPTS, groups, strict=True)
-        for e in g
+        (task, prompt, e) for task, prompt, g in zip(TASKS, PROMPTS, groups, strict=True) for e in g
     ]
 
 
