@@ -57,8 +57,9 @@ class Request:
       is_new: True empties the slot first.
       keep: the stop rule.
       view: the episode as text.
-      share_key: requests with equal keys have equal `ids` and pictures, so that their prompt may be
-        computed once; None shares nothing. Only for new contexts.
+      share_key: requests with equal keys have equal `ids` (the first `share_length` of them) and
+        pictures, so that these may be computed once; None shares nothing. Only for new contexts.
+      share_length: None for all of `ids`; else fewer, and at least those of every picture.
     """
 
     slot: int
@@ -74,6 +75,7 @@ class Request:
     keep: StopRule
     view: TurnView
     share_key: Hashable | None = None
+    share_length: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
