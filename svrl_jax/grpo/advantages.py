@@ -1,8 +1,8 @@
 """Rewards of explicit groups -> advantages.
 
 GRPO (arXiv:2402.03300, eq. 3) and Dr. GRPO (arXiv:2503.20783, section 3). Groups are rows of a
-[P, G] array, never found by stride or position in a flat list: an episode that failed stays in its place
-with `valid` False, so it cannot shift its neighbours into another group.
+[P, G] array, never found by stride or position in a flat list: an episode that failed stays in its
+place with `valid` False, so it cannot shift its neighbours into another group.
 """
 
 from __future__ import annotations

@@ -81,6 +81,7 @@ class Bench:
         first_sample: int = 0,
         on_episode: Callable[[Episode], None] | None = None,
         tools: Tools | None = None,
+        attempt: int = 0,
     ) -> list[list[Episode]]:
         """Episodes [P][G] of the tasks; see `rollout.episodes.run_episodes`.
 
@@ -107,6 +108,7 @@ class Bench:
             progress=progress,
             first_sample=first_sample,
             on_episode=on_episode,
+            attempt=attempt,
         )
 
 
