@@ -24,10 +24,14 @@ from svrl_jax.types import TrainBatch
 
 # Finite, because entropy is sum p log p and 0 * -inf is NaN; far below any logit, so that exp is 0.
 MASKED_LOGIT = -1e30
-# Elements of one block of logits on a device (float32): 16 MiB, which stays in a CPU's cache.
-BLOCK_ELEMENTS = 2**22
+# Elements of one block of logits on a device (float32): 2 MiB stay in a CPU's cache; an accelerator
+# wants larger products.
+BLOCK_ELEMENTS = {"cpu": 2**19, "other": 2**25}
 # A block has at least this many ids, and a multiple of it.
 BLOCK_UNIT = 1024
+# Sums over a block are kept apart in as many lanes to the end: a sum along the innermost axis is
+# one long chain of additions on a CPU.
+LANES = 128
 
 
 def kept_ids(vocab_size: int, banned_ids: Sequence[int]) -> np.ndarray:
@@ -95,26 +99,31 @@ def _head_forward(hidden, weight, targets, keep, temperature, block):
     blocks = _Blocks(hidden, weight, keep, temperature, block)
 
     def meet(carry, number):
-        top, total, weighted, found = carry
+        top, total, weighted, found = carry  # [B, M, W, lanes]
         ids, _, logits = blocks.logits(number, hidden)
-        new_top = jnp.maximum(top, logits.max((-2, -1)))
-        shrink = jnp.exp(top - new_top)
-        shifted = logits - new_top[..., None, None]
-        share = jnp.exp(shifted)
-        # sum of share * shifted under the new top, from that under the old one
-        weighted = shrink * (weighted + (top - new_top) * total)
-        weighted += (share * shifted).sum((-2, -1))
-        total = shrink * total + share.sum((-2, -1))
         is_target = targets[..., None, None] == ids
-        found = found + jnp.where(is_target, logits, 0.0).sum((-2, -1))
+        found = found + blocks.lanes(jnp.where(is_target, logits, 0.0)).sum(-2)
+        logits = blocks.lanes(logits)  # [B, M, W, v / lanes, lanes]
+        new_top = jnp.maximum(top, logits.max(-2))
+        shifted = logits - new_top[..., None, :]
+        share = jnp.exp(shifted)
+        shrink = jnp.exp(top - new_top)
+        # sum of share * shifted under the new top, from that under the old one
+        weighted = shrink * (weighted + (top - new_top) * total) + (share * shifted).sum(-2)
+        total = shrink * total + share.sum(-2)
         return (new_top, total, weighted, found), None
 
-    zeros = jnp.zeros(targets.shape, jnp.float32)
+    zeros = jnp.zeros((*targets.shape, blocks.ways, blocks.num_lanes), jnp.float32)
     start = (jnp.full_like(zeros, 2 * MASKED_LOGIT), zeros, zeros, zeros)
     (top, total, weighted, found), _ = jax.lax.scan(meet, start, jnp.arange(blocks.count))
-    lse = top + jnp.log(total)
+    # The lanes' softmaxes joined.
+    whole_top = top.max((-2, -1), keepdims=True)
+    shrink = jnp.exp(top - whole_top)
+    weighted = (shrink * (weighted + (top - whole_top) * total)).sum((-2, -1))
+    total = (shrink * total).sum((-2, -1))
+    lse = whole_top[..., 0, 0] + jnp.log(total)
     entropy = jnp.log(total) - weighted / total
-    return (found - lse, entropy), (hidden, weight, targets, keep, lse)
+    return (found.sum((-2, -1)) - lse, entropy), (hidden, weight, targets, keep, lse)
 
 
 def _head_backward(temperature, block, saved, d_out):
@@ -161,13 +170,20 @@ class _Blocks:
         rows = sizes.get("data", 1) * sizes.get("fsdp", 1)
         tokens = max(1, int(np.prod(hidden.shape[:-1])) // rows)
         if block is None:
-            block = max(1, BLOCK_ELEMENTS // tokens // BLOCK_UNIT) * BLOCK_UNIT
+            platform = jax.default_backend()
+            elements = BLOCK_ELEMENTS.get(platform, BLOCK_ELEMENTS["other"])
+            block = max(1, elements // tokens // BLOCK_UNIT) * BLOCK_UNIT
         self.block = min(block, self.length)
         self.count = -(-self.length // self.block)
         self.table = weight.reshape(self.ways, self.length, width)
         self.keep = keep.reshape(self.ways, self.length)
         self.scale = 1.0 / temperature
         self.dtype = hidden.dtype
+        self.num_lanes = LANES if self.block % LANES == 0 else 1
+
+    def lanes(self, x):
+        """[..., v] -> [..., v / lanes, lanes]."""
+        return x.reshape(*x.shape[:-1], -1, self.num_lanes)
 
     def start(self, number):
         return jnp.minimum(number * self.block, self.length - self.block)
