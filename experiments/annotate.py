@@ -32,7 +32,7 @@ def main(call: command_line.Call) -> int:
     if len(call.arguments) != 1:
         raise command_line.UsageError("name one run folder: python -m experiments annotate RUN")
     folder = pathlib.Path(call.arguments[0]) / "episodes"
-    paths = [p for p in record_files(folder) if not p.name.endswith(".labels.jsonl")]
+    paths = list(record_files(folder))
     if not paths:
         raise command_line.UsageError(f"{folder} holds no recorded episodes")
     oracle = RuleOracle(call.values.min_alias_chars)

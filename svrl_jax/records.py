@@ -132,8 +132,11 @@ def read_records(path: str | os.PathLike) -> list[Record]:
 
 
 def record_files(folder: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """Paths of a folder's JSON lines, by name."""
-    yield from sorted(pathlib.Path(folder).glob("*.jsonl"))
+    """Paths of a folder's record sets, by name; not what is written beside them, such as
+    `NAME.labels.jsonl`.
+    """
+    found = pathlib.Path(folder).glob("*.jsonl")
+    yield from sorted(p for p in found if "." not in p.stem)
 
 
 def write_atomic(path: pathlib.Path, data: bytes) -> None:

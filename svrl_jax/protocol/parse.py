@@ -57,6 +57,11 @@ class _Layout:
     body: tuple[int, int] = (0, 0)
 
 
+def grammar_of(regime: str) -> str:
+    """The grammar that a regime's turns obey, one of REGIMES: all with tools are `agent`."""
+    return "direct" if regime == "direct" else "agent"
+
+
 def action_end(text: str) -> int | None:
     """Character offset just behind the first complete action; None if there is none (yet).
 

@@ -15,10 +15,12 @@ from svrl_jax.models.qwen_vl.rope import mrope_positions
 from svrl_jax.processing.chat import expand_placeholders
 from svrl_jax.processing.images import ImageProcessor, load_picture
 from svrl_jax.processing.tokenizer import Tokenizer
+from svrl_jax.protocol.parse import grammar_of
 from svrl_jax.types import Prompt, Task
 
 _PACKAGE_ROOT = pathlib.Path(__file__).resolve().parents[2]
-REGIMES = ("agent", "direct")
+# `rag` and `agent_verifier` are regimes of evaluation and use the agent's message.
+REGIMES = ("agent", "direct", "rag", "agent_verifier")
 
 _SYSTEM = "<|im_start|>system\n"
 _USER = "<|im_end|>\n<|im_start|>user\n"
@@ -45,6 +47,17 @@ def read_prompt(path: str) -> str:
 def read_prompts(config: ConfigDict) -> dict[str, str]:
     """Regime -> system message, from the files that `config.prompt` names; see `read_prompt`."""
     return {"agent": read_prompt(config.agent_file), "direct": read_prompt(config.direct_file)}
+
+
+def message_of(texts: dict[str, str], regime: str) -> str:
+    """The system message of a regime: its own where there is one, else that of its grammar.
+
+    Raises:
+      ValueError: unknown regime.
+    """
+    if regime not in REGIMES:
+        raise ValueError(f"regime {regime!r} has no prompt; known: {sorted(REGIMES)}")
+    return texts[regime if regime in texts else grammar_of(regime)]
 
 
 def prompt_hash(text: str) -> str:
@@ -127,12 +140,11 @@ class PromptBuilder:
           ValueError: unknown regime.
           PictureError: the task's picture cannot be read; names the task.
         """
-        if regime not in self.texts:
-            raise ValueError(f"regime {regime!r} has no prompt; known: {sorted(self.texts)}")
+        message = message_of(self.texts, regime)
         pictures = [load_picture(task.picture, name=task.id)] if task.picture else []
         size = self.measure(task.question, pictures[0].size if pictures else (0, 0), regime)
         pixel_values, grids = self._bounded(size.max_pixels)(pictures)
-        parts = [_SYSTEM, self.texts[regime], _USER + _PICTURE * len(pictures), task.question]
+        parts = [_SYSTEM, message, _USER + _PICTURE * len(pictures), task.question]
         encode = (self.tokenizer.encode, self.tokenizer.encode_plain)
         pieces = [encode[i % 2](p) for i, p in enumerate(parts)]
         pieces.append(self.tokenizer.encode(_ASSISTANT))
@@ -163,7 +175,8 @@ class PromptBuilder:
         if key not in self._frame_lengths:
             template = _SYSTEM, _USER + _PICTURE * has_picture, _ASSISTANT
             count = sum(len(self.tokenizer.encode(text)) for text in template) - has_picture
-            self._frame_lengths[key] = count + len(self.tokenizer.encode_plain(self.texts[regime]))
+            message = message_of(self.texts, regime)
+            self._frame_lengths[key] = count + len(self.tokenizer.encode_plain(message))
         return self._frame_lengths[key]
 
     def _cells(self, height: int, width: int, max_pixels: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -48,6 +48,8 @@ def run_episodes(
     query_choice: str,
     policy_name: str,
     progress: Callable[[int, int], None] | None = None,
+    first_sample: int = 0,
+    on_episode: Callable[[Episode], None] | None = None,
 ) -> list[list[Episode]]:
     """Runs `group_size` episodes of every task to their end.
 
@@ -61,12 +63,14 @@ def run_episodes(
       rollout_config, search_config: `config.rollout` and `config.search`.
       seed, step: with the task, the sample and the turn they name every draw.
       group_size: G, at least 1.
-      regime: `agent` or `direct` (no tools).
+      regime: one of `prompts.REGIMES`; `direct` has no tools.
       temperature: of the policy; 0 is greedy.
       query_choice: which well-formed proposal runs: `random` (one drawn with the episode's own key)
         or `first`.
       policy_name: recorded in the episodes.
       progress: called with (finished, total) whenever an episode ends.
+      first_sample: number of a task's first sample; its draws are those of that number.
+      on_episode: takes each episode as it ends, in whatever order that happens.
     Returns:
       [P][G] episodes. Which slot or batch an episode ran in leaves no trace in it.
     Raises:
@@ -78,7 +82,7 @@ def run_episodes(
         raise ValueError(f"every prompt must be of the regime {regime!r}")
     if query_choice not in ("random", "first"):
         raise ValueError(f"query_choice must be 'random' or 'first', got {query_choice!r}")
-    rules = _Rules(
+    rules = Rules(
         tokenizer=tokenizer,
         rollout=rollout_config,
         search=search_config,
@@ -89,11 +93,17 @@ def run_episodes(
         query_choice=query_choice,
         policy_name=policy_name,
     )
-    running = _make_running(tasks, prompts, group_size, model_config, rules)
+    running = make_running(
+        tasks, prompts, range(first_sample, first_sample + group_size), model_config, rules
+    )
     with tools_lib.ToolRunner(
         tools, timeout_s=rollout_config.tool_timeout_s, workers=rollout_config.slots
     ) as runner:
-        _run_all(running, policy, runner, rollout_config.slots, progress)
+        try:
+            run_all(running, policy, runner, rollout_config.slots, progress, on_episode)
+        except BaseException:
+            policy.discard()  # or its next user would find turns of these episodes
+            raise
     episodes = [one.finished() for one in running]
     return [episodes[i : i + group_size] for i in range(0, len(episodes), group_size)]
 
@@ -154,7 +164,7 @@ def information_ids(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Rules:
+class Rules:
     """What all episodes of a call have in common."""
 
     tokenizer: object
@@ -173,8 +183,9 @@ class _Rules:
         return self.rollout.max_image_searches + self.rollout.max_text_searches + 1
 
 
-def _make_running(tasks, prompts, group_size, model_config, rules: _Rules) -> list[_Running]:
-    names = [(p, g) for p in range(len(tasks)) for g in range(group_size)]
+def make_running(tasks, prompts, samples, model_config, rules: Rules) -> list[Running]:
+    """An episode at its beginning for each task and sample number, task by task."""
+    names = [(p, g) for p in range(len(tasks)) for g in samples]
     hashes = [rng.task_hash(task.id) for task in tasks]
     rows = [
         (rules.seed, rules.step, hashes[p], g, turn, 0)
@@ -184,17 +195,24 @@ def _make_running(tasks, prompts, group_size, model_config, rules: _Rules) -> li
     keys = rng.turn_keys(rows).reshape(len(names), rules.max_turns, 2)
     stop_rule = StopRule(rules.tokenizer)
     return [
-        _Running(rules, tasks[p], prompts[p], g, p, keys[i], stop_rule, model_config)
+        Running(rules, tasks[p], prompts[p], g, p, keys[i], stop_rule, model_config)
         for i, (p, g) in enumerate(names)
     ]
 
 
-def _run_all(running, policy, runner, num_slots, progress) -> None:
+def run_all(
+    running: list[Running],
+    policy: TurnSampler,
+    runner: tools_lib.ToolRunner,
+    num_slots: int,
+    progress: Callable[[int, int], None] | None = None,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> None:
     """Moves every episode to its end: free slots are filled, turns sampled, tools waited for."""
     queue = collections.deque(running)
     free = collections.deque(range(num_slots))
-    sampling: dict[int, _Running] = {}  # by slot
-    waiting: dict[int, tuple[_Running, tools_lib.PendingCall]] = {}  # by slot
+    sampling: dict[int, Running] = {}  # by slot
+    waiting: dict[int, tuple[Running, tools_lib.PendingCall]] = {}  # by slot
     num_done = 0
 
     def settle(slot, one):
@@ -206,6 +224,8 @@ def _run_all(running, policy, runner, num_slots, progress) -> None:
             return
         free.append(slot)
         num_done += 1
+        if on_episode is not None:
+            on_episode(one.finished())
         if progress is not None:
             progress(num_done, len(running))
 
@@ -228,27 +248,34 @@ def _run_all(running, policy, runner, num_slots, progress) -> None:
             tools_lib.wait_for_any([call for _, call in waiting.values()])
 
 
-class _Running:
+class Running:
     """One episode under way.
 
     Attributes:
       task: its question.
       end_reason: None while it goes on.
       wanted_call: (tool, query) to run next, or None.
+      transcript, turns: what has been so far.
+      temperature: of the next turn; the later ones have the rules'.
+      last_turn: number of turns at which it is broken off, or None.
+      shared: (key, number of leading tokens) of a past that other episodes have too, or None.
     """
 
     def __init__(self, rules, task, prompt, sample, prompt_index, keys, stop_rule, model_config):
         self.task: Task = task
         self.end_reason: str | None = None
         self.wanted_call: tuple[str, str] | None = None
-        self._rules: _Rules = rules
+        self.temperature: float = rules.temperature
+        self.last_turn: int | None = None
+        self.shared: tuple[Hashable, int] | None = None
+        self._rules: Rules = rules
         self._prompt: Prompt = prompt
         self._sample = sample
         self._prompt_index = prompt_index
         self._keys = keys
         self._stop_rule = stop_rule
-        self._transcript = Transcript(prompt, model_config)
-        self._turns: list[Turn] = []
+        self.transcript = Transcript(prompt, model_config)
+        self.turns: list[Turn] = []
         self._num_sent = 0  # tokens that the policy's context holds
         self._items: tuple[SearchItem, ...] = ()  # of the latest tool output
         self._turn_end = rules.tokenizer.encode(TURN_END)
@@ -258,54 +285,62 @@ class _Running:
 
     def request(self, slot: int) -> Request:
         """What the policy is asked next: the tokens it has not seen yet, then a turn."""
-        ids, positions = self._transcript.since(self._num_sent)
+        ids, positions = self.transcript.since(self._num_sent)
         is_new = self._num_sent == 0
-        self._num_sent = len(self._transcript)
+        self._num_sent = len(self.transcript)
+        pixel_values, grids = self.transcript.pictures() if is_new else (NO_PIXELS, NO_GRIDS)
+        share_key, share_length = self._prompt_index, None
+        if self.shared is not None:
+            share_key, share_length = self.shared
         return Request(
             slot=slot,
             ids=ids,
             positions=positions,
-            next_position=self._transcript.next_position,
-            pixel_values=self._prompt.pixel_values if is_new else NO_PIXELS,
-            image_grid_thw=self._prompt.image_grid_thw if is_new else NO_GRIDS,
-            key=self._keys[len(self._turns)],
-            temperature=self._rules.temperature,
+            next_position=self.transcript.next_position,
+            pixel_values=pixel_values,
+            image_grid_thw=grids,
+            key=self._keys[len(self.turns)],
+            temperature=self.temperature,
             max_new_tokens=min(self._rules.rollout.max_turn_tokens, self._room()),
             is_new=is_new,
             keep=self._stop_rule,
-            view=TurnView(self.task, self._rules.regime, tuple(self._turns), self._items),
-            share_key=self._prompt_index if is_new else None,
+            view=TurnView(self.task, self._rules.regime, tuple(self.turns), self._items),
+            share_key=share_key if is_new else None,
+            share_length=share_length if is_new else None,
         )
 
     def add_turn(self, sampled: SampledTurn) -> None:
         """Reads a sampled turn and decides what comes next: a tool call, or the end."""
-        start = len(self._transcript)
-        self._transcript.append_sampled(sampled.ids, sampled.logps)
-        self._num_sent = len(self._transcript)
+        start = len(self.transcript)
+        self.transcript.append_sampled(sampled.ids, sampled.logps)
+        self._num_sent = len(self.transcript)
         had_end_id = sampled.ended == "eos"
         text = self._rules.tokenizer.decode(sampled.ids[:-1] if had_end_id else sampled.ids)
         parsed = parse.parse_turn(
             text + sampled.tail,
             num_queries=self._rules.rollout.num_queries,
             items_to_verify=self._items_to_verify(),
-            regime=self._rules.regime,
+            regime=parse.grammar_of(self._rules.regime),
             # What the stopping token brought along behind the tag is no violation; a tail is.
             ended=sampled.ended == "action" and not sampled.tail,
         )
-        self._transcript.append_environment(
+        self.transcript.append_environment(
             self._rules.tokenizer.encode("\n") if had_end_id else self._turn_end
         )
-        self._turns.append(
+        self.turns.append(
             Turn(
                 text=text,
                 start=start,
                 stop=start + len(sampled.ids),
-                end=len(self._transcript),
+                end=len(self.transcript),
                 parsed=parsed,
                 items_to_verify=self._items_to_verify(),
             )
         )
+        self.temperature = self._rules.temperature
         self._decide(parsed, sampled.ended)
+        if len(self.turns) == self.last_turn and self.end_reason is None:
+            self.end_reason, self.wanted_call = "budget", None
 
     def add_tool_answer(self, answer: tools_lib.ToolAnswer) -> None:
         """Appends what a tool found, as far as it fits, or ends the episode for want of room."""
@@ -319,13 +354,11 @@ class _Running:
         if num_shown == 0:
             self.end_reason = "budget"
         else:
-            self._transcript.append_environment(
-                np.concatenate([prefix, *items[:num_shown], suffix])
-            )
+            self.transcript.append_environment(np.concatenate([prefix, *items[:num_shown], suffix]))
         self._items = answer.items[:num_shown]
-        self._turns[-1] = dataclasses.replace(
-            self._turns[-1],
-            end=len(self._transcript),
+        self.turns[-1] = dataclasses.replace(
+            self.turns[-1],
+            end=len(self.transcript),
             call=ToolCall(
                 tool=tool,
                 query=query,
@@ -338,6 +371,10 @@ class _Running:
             ),
         )
 
+    def set_items(self, items: tuple[SearchItem, ...]) -> None:
+        """What the latest search is taken to have shown."""
+        self._items = items
+
     def finished(self) -> Episode:
         """The record of an episode that is over."""
         rules = self._rules
@@ -349,19 +386,19 @@ class _Running:
             policy=rules.policy_name,
             regime=rules.regime,
             prompt_length=len(self._prompt.ids),
-            turns=tuple(self._turns),
+            turns=tuple(self.turns),
             end_reason=self.end_reason,
-            answer=self._turns[-1].parsed.answer if self.end_reason == "answered" else None,
+            answer=self.turns[-1].parsed.answer if self.end_reason == "answered" else None,
             temperature=rules.temperature,
-            **self._transcript.arrays(),
+            **self.transcript.arrays(),
         )
 
     def _room(self) -> int:
         """Tokens that a turn may take now, if its end is to fit behind it."""
-        return self._rules.rollout.budget - len(self._transcript) - len(self._turn_end)
+        return self._rules.rollout.budget - len(self.transcript) - len(self._turn_end)
 
     def _items_to_verify(self) -> int | None:
-        return len(self._items) if any(t.call for t in self._turns) else None
+        return len(self._items) if any(t.call for t in self.turns) else None
 
     def _decide(self, parsed: ParsedTurn, ended: str) -> None:
         if ended == "length":
@@ -382,12 +419,12 @@ class _Running:
             "image_search": self._rules.rollout.max_image_searches,
             "text_search": self._rules.rollout.max_text_searches,
         }
-        made = sum(t.call is not None and t.call.tool == tool for t in self._turns)
+        made = sum(t.call is not None and t.call.tool == tool for t in self.turns)
         return made >= limits[tool]
 
     def _choose_query(self, proposals: tuple[str, ...]) -> str:
         if self._rules.query_choice == "first":
             return proposals[0]
-        turn = len(self._turns) - 1
+        turn = len(self.turns) - 1
         draw = rng.host_rng(self._rules.seed, self._rules.step, self.task.id, self._sample, turn)
         return proposals[int(draw.integers(len(proposals)))]

@@ -57,8 +57,9 @@ class Request:
       is_new: True empties the slot first.
       keep: the stop rule.
       view: the episode as text.
-      share_key: requests with equal keys have equal `ids` and pictures, so that their prompt may be
-        computed once; None shares nothing. Only for new contexts.
+      share_key: requests with equal keys have equal `ids` (the first `share_length` of them) and
+        pictures, so that these may be computed once; None shares nothing. Only for new contexts.
+      share_length: None for all of `ids`; else fewer, and at least those of every picture.
     """
 
     slot: int
@@ -74,6 +75,7 @@ class Request:
     keep: StopRule
     view: TurnView
     share_key: Hashable | None = None
+    share_length: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,10 @@ class TurnSampler(Protocol):
         """Runs until at least one queued turn is finished; [] only if none is queued."""
         ...
 
+    def discard(self) -> None:
+        """Forgets every queued turn: the episodes that asked for them ended early."""
+        ...
+
 
 class ScriptedPolicy:
     """Answers each turn by a function of what the episode looks like as text.
@@ -128,6 +134,10 @@ class ScriptedPolicy:
         """Answers every queued turn."""
         queue, self._queue = self._queue, []
         return [self._answer(request) for request in queue]
+
+    def discard(self) -> None:
+        """Forgets every queued turn."""
+        self._queue = []
 
     def _answer(self, request: Request) -> SampledTurn:
         text = self._script(request.view)

@@ -111,6 +111,13 @@ class EnginePolicy:
                 return finished
         return []
 
+    def discard(self) -> None:
+        """Forgets every queued turn; their slots' contexts are emptied when next taken."""
+        self._pending.clear()
+        self._ready.clear()
+        self._active = []
+        self._num_waited = 0
+
     def _fill_lanes(self) -> None:
         """Gives free lanes to contexts that are ready, and makes pending ones ready if need be."""
         free = self.engine.lanes - len(self._active)
@@ -130,27 +137,24 @@ class EnginePolicy:
         batch, self._pending = list(self._pending), collections.deque()
         leaders: dict[object, Request] = {}
         followers: dict[int, list[int]] = collections.defaultdict(list)
-        appends = []
+        appends, rests = [], []
         for request in batch:
             if request.is_new:
                 self.engine.clear(request.slot)
+            count = len(request.ids)
             if request.is_new and request.share_key is not None:
+                count = request.share_length or count
+                if count < len(request.ids):
+                    rests.append(_append(request, count, len(request.ids)))
                 leader = leaders.setdefault(request.share_key, request)
                 if leader is not request:
                     followers[leader.slot].append(request.slot)
                     continue
-            appends.append(
-                Append(
-                    slot=request.slot,
-                    ids=request.ids,
-                    positions=request.positions,
-                    pixel_values=request.pixel_values,
-                    image_grid_thw=request.image_grid_thw,
-                )
-            )
+            appends.append(_append(request, 0, count))
         self.engine.append(appends)
         for source, targets in followers.items():
             self.engine.copy(source, targets)
+        self.engine.append(rests)  # what stands behind a shared beginning
         for request in batch:
             self._ready.append(_Active(request, int(self.engine.lengths[request.slot])))
 
@@ -189,6 +193,17 @@ def banned_ids(config: QwenVLConfig, num_used: int) -> tuple[int, ...]:
     }
     size = config.text_config.vocab_size
     return tuple(sorted({i for i in pictures if i < num_used} | set(range(num_used, size))))
+
+
+def _append(request: Request, start: int, stop: int) -> Append:
+    """Tokens [start, stop) of a request; its pictures go with the first of them."""
+    return Append(
+        slot=request.slot,
+        ids=request.ids[start:stop],
+        positions=request.positions[:, start:stop],
+        pixel_values=request.pixel_values if start == 0 else request.pixel_values[:0],
+        image_grid_thw=request.image_grid_thw if start == 0 else request.image_grid_thw[:0],
+    )
 
 
 def _lane(one: _Active) -> Lane:

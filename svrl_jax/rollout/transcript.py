@@ -10,7 +10,7 @@ import numpy as np
 
 from svrl_jax.models.qwen_vl import rope
 from svrl_jax.models.qwen_vl.config import QwenVLConfig
-from svrl_jax.types import Prompt
+from svrl_jax.types import Episode, Prompt
 
 NO_GRIDS = np.zeros((0, 3), np.int32)
 
@@ -34,6 +34,33 @@ class Transcript:
         self.next_position = int(prompt.positions.max()) + 1
         self._check()
 
+    @classmethod
+    def of_episode(
+        cls, prompt: Prompt, config: QwenVLConfig, episode: Episode, length: int
+    ) -> Transcript:
+        """The transcript as it stood when the episode had its first `length` tokens.
+
+        Args:
+          prompt: the episode's first message.
+          length: at least the prompt's; no picture may be cut.
+        """
+        made = cls(prompt, config)
+        merge = config.vision_config.merge_unit
+        tokens = episode.image_grid_thw.prod(axis=-1, dtype=np.int64) // merge
+        left = int((episode.ids[:length] == config.image_token_id).sum())
+        grids = episode.image_grid_thw[: int((np.cumsum(tokens) <= left).sum())]
+        made._ids = [episode.ids[:length]]
+        made._positions = [episode.positions[:, :length]]
+        made._loss_mask = [episode.loss_mask[:length]]
+        made._logps = [episode.sampler_logps[:length]]
+        made._pixel_values = [
+            episode.pixel_values[: int(grids.prod(axis=-1, dtype=np.int64).sum())]
+        ]
+        made._grids = [grids]
+        made.next_position = int(episode.positions[:, :length].max()) + 1
+        made._check()
+        return made
+
     def __len__(self) -> int:
         return sum(len(part) for part in self._ids)
 
@@ -56,6 +83,10 @@ class Transcript:
     def since(self, start: int) -> tuple[np.ndarray, np.ndarray]:
         """ids int32[n] and positions int32[3, n] from index `start` on."""
         return np.concatenate(self._ids)[start:], np.concatenate(self._positions, axis=1)[:, start:]
+
+    def pictures(self) -> tuple[np.ndarray, np.ndarray]:
+        """pixel_values float32[L, C] and image_grid_thw int32[I, 3] of all pictures so far."""
+        return np.concatenate(self._pixel_values), np.concatenate(self._grids)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by their names in `Episode`."""

@@ -78,17 +78,21 @@ class Bench:
         query_choice: str = "first",
         policy_name: str = "policy",
         progress: Callable[[int, int], None] | None = None,
+        first_sample: int = 0,
+        on_episode: Callable[[Episode], None] | None = None,
+        tools: Tools | None = None,
     ) -> list[list[Episode]]:
         """Episodes [P][G] of the tasks; see `rollout.episodes.run_episodes`.
 
         Args:
           prompts: of the tasks under the regime, where they were built ahead; None builds them.
+          tools: instead of the bench's own.
         """
         return episodes_lib.run_episodes(
             tasks,
             self.builder.build_all(tasks, regime) if prompts is None else prompts,
             policy,
-            self.tools if regime == "agent" else None,
+            None if regime == "direct" else tools or self.tools,
             self.tokenizer,
             self.model.config,
             self.config.rollout,
@@ -101,6 +105,8 @@ class Bench:
             query_choice=query_choice,
             policy_name=policy_name,
             progress=progress,
+            first_sample=first_sample,
+            on_episode=on_episode,
         )
 
 

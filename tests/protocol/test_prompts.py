@@ -105,8 +105,14 @@ def test_a_task_without_a_picture_has_no_patches(builder, task):
 def test_a_broken_picture_and_an_unknown_regime_are_errors(builder, task):
     with pytest.raises(PictureError):
         builder.build(dataclasses.replace(task, picture=b"\x89PNG broken"), "agent")
-    with pytest.raises(ValueError, match="'rag'"):
-        builder.build(task, "rag")
+    with pytest.raises(ValueError, match="'video'"):
+        builder.build(task, "video")
+
+
+def test_regimes_of_evaluation_have_the_agents_message(builder, task):
+    for regime in ("rag", "agent_verifier"):
+        prompt = builder.build(task, regime)
+        assert prompt.regime == regime and prompt.text == builder.build(task, "agent").text
 
 
 def test_build_all_keeps_the_order(builder):

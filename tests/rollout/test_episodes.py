@@ -63,6 +63,9 @@ class IdPolicy:
         self.queue.append(request)
         self.requests.append(request)
 
+    def discard(self):
+        self.queue = []
+
     def collect(self):
         queue, self.queue = self.queue, []
         found = []

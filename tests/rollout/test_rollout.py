@@ -17,6 +17,7 @@ from rollout_toys import (
 
 from svrl_jax.rollout.episodes import run_episodes
 from svrl_jax.rollout.scheduler import EnginePolicy
+from svrl_jax.search.errors import SearchStopped, ToolError
 
 BUDGET = 400  # room for results that are spelt byte by byte
 
@@ -25,12 +26,15 @@ def make_policy(**changes):
     return EnginePolicy(MODEL, ALL_BUT_PHRASES, rollout_config(budget=BUDGET, **changes))
 
 
-def play(policy, tasks, *, temperature=0.7, group_size=4, step=0, query_choice="random", **changes):
+def play(
+    policy, tasks, *, tools=None, temperature=0.7, group_size=4, step=0, query_choice="random",
+    **changes,
+):  # fmt: skip
     return run_episodes(
         tasks,
         [make_prompt(t, grids=[(1, 4, 6)]) for t in tasks],
         policy,
-        ToyTools(),
+        tools or ToyTools(),
         TOKENIZER,
         CONFIG,
         rollout_config(budget=BUDGET, **changes),
@@ -108,3 +112,19 @@ def test_greedy_samples_are_equal_and_finite(policy):
     (group,) = play(policy, TASKS[:1], temperature=0.0, group_size=2, query_choice="first")
     np.testing.assert_array_equal(group[0].ids, group[1].ids)
     assert np.isfinite(group[0].sampler_logps).all()
+
+
+class DeadTools:
+    """Tools whose key is not accepted."""
+
+    def image_search(self, task):
+        raise ToolError("the key is not accepted", "auth")
+
+    def text_search(self, query, task):
+        raise ToolError("the key is not accepted", "auth")
+
+
+def test_a_policy_serves_again_after_a_rollout_that_stopped(policy, groups):
+    with pytest.raises(SearchStopped, match="not accepted"):
+        play(policy, TASKS, tools=DeadTools())
+    assert_same(play(policy, TASKS), groups)

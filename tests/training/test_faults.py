@@ -6,7 +6,17 @@ import hashlib
 import pytest
 from test_loop import train
 
+from configs import quickstart
 from svrl_jax.search.errors import PASSING, SearchStopped, ToolError
+from svrl_jax.training import assemble
+from tests.conftest import compiler
+
+
+@pytest.fixture(scope="module")
+def quickstart_bench():
+    """The quickstart as it ships: its policy searches, which the tiny one hardly does."""
+    with compiler(is_quick=False):
+        yield assemble.assemble(quickstart.get_config().lock())
 
 
 class Flaky:
@@ -30,8 +40,8 @@ class Flaky:
 
 
 @pytest.mark.slow
-def test_twenty_steps_with_a_third_of_the_calls_failing(bench, tmp_path):
-    flaky = dataclasses.replace(bench, tools=Flaky(bench.tools, 0.3))
+def test_twenty_steps_with_a_third_of_the_calls_failing(quickstart_bench, tmp_path):
+    flaky = dataclasses.replace(quickstart_bench, tools=Flaky(quickstart_bench.tools, 0.3))
     done = train(flaky, tmp_path / "run", 20)
     assert [line["step"] for line in done.lines] == list(range(20))
     failed = {kind: sum(line[f"tool_failed_{kind}"] for line in done.lines) for kind in PASSING}
@@ -51,8 +61,8 @@ class Dead:
 
 
 @pytest.mark.slow
-def test_a_dead_key_stops_the_run_and_mending_it_goes_on(bench, tmp_path):
+def test_a_dead_key_stops_the_run_and_mending_it_goes_on(quickstart_bench, tmp_path):
     with pytest.raises(SearchStopped, match="the key is not accepted"):
-        train(dataclasses.replace(bench, tools=Dead()), tmp_path / "run", 3)
-    done = train(bench, tmp_path / "run", 3)
-    assert [line["step"] for line in done.lines] == [0, 1, 2]
+        train(dataclasses.replace(quickstart_bench, tools=Dead()), tmp_path / "run", 2)
+    done = train(quickstart_bench, tmp_path / "run", 2)
+    assert [line["step"] for line in done.lines] == [0, 1]
