@@ -11,6 +11,7 @@ from svrl_jax.search.record import MODES as RECORD_MODES
 _CHOICES = {
     "rollout.query_choice": ("random", "first"),
     "eval.query_choice": ("random", "first"),
+    "reward.oracle": ("rule", "model", "policy"),
     "search.image_items": ("full", "titles"),
     "search.kind": ("local", "index", "live"),
     "search.text_provider": TEXT_PROVIDERS,

@@ -9,7 +9,7 @@ import numpy as np
 
 from svrl_jax import grpo
 from svrl_jax.rewards import score as rewards
-from svrl_jax.rewards.oracle import RuleOracle
+from svrl_jax.rewards.oracle import Oracle
 from svrl_jax.training.assemble import Bench
 from svrl_jax.training.metrics import Clock
 from svrl_jax.types import Episode, Prompt, Score, Task
@@ -37,7 +37,7 @@ def draw_groups(
     tasks: Sequence[Task],
     prompts: Sequence[Prompt] | None,
     free: Sequence[bool | None],
-    oracle: RuleOracle,
+    oracle: Oracle,
     step: int,
     clock: Clock,
     progress: Callable[[int, int], None] | None = None,
@@ -72,7 +72,7 @@ def draw_groups(
             attempt=attempt,
         )
         clock.lap("rollout")
-        verdicts = [[oracle.label(t, e) for e in g] for t, g in zip(chosen, groups, strict=True)]
+        verdicts = oracle.label_groups(chosen, groups)  # [P][G] OracleLabels
         found = rewards.score_groups(
             groups,
             chosen,

@@ -10,7 +10,7 @@ import numpy as np
 from svrl_jax import checkpoint, grpo
 from svrl_jax.data.pipeline import TasksAlone, TaskStream
 from svrl_jax.records import Record
-from svrl_jax.rewards.oracle import RuleOracle
+from svrl_jax.rewards.oracle import Oracle
 from svrl_jax.training import draw, finish
 from svrl_jax.training import labels as labels_lib
 from svrl_jax.training import mesh as mesh_lib
@@ -28,7 +28,7 @@ def train(
     spec: grpo.UpdateSpec,
     tasks_stream: TaskStream | TasksAlone,
     search_free: labels_lib.SearchFree,
-    oracle: RuleOracle,
+    oracle: Oracle,
     progress: Progress,
 ) -> grpo.TrainState:
     """Trains from `state.step` to `config.num_steps` and returns the last state.

@@ -55,6 +55,7 @@ OWN_NAMES = (
     "evals",
     "eval.json",
     "search_free.json",
+    "oracle.sqlite",
 )
 # Distributions whose versions can change a result.
 PACKAGES = (
