@@ -81,12 +81,13 @@ class Bench:
         first_sample: int = 0,
         on_episode: Callable[[Episode], None] | None = None,
         tools: Tools | None = None,
+        rollout: ConfigDict | None = None,
     ) -> list[list[Episode]]:
         """Episodes [P][G] of the tasks; see `rollout.episodes.run_episodes`.
 
         Args:
           prompts: of the tasks under the regime, where they were built ahead; None builds them.
-          tools: instead of the bench's own.
+          tools, rollout: instead of the bench's own and of `config.rollout`.
         """
         return episodes_lib.run_episodes(
             tasks,
@@ -95,7 +96,7 @@ class Bench:
             None if regime == "direct" else tools or self.tools,
             self.tokenizer,
             self.model.config,
-            self.config.rollout,
+            rollout or self.config.rollout,
             self.config.search,
             seed=self.config.seed,
             step=step,

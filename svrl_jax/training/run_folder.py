@@ -46,6 +46,10 @@ OWN_NAMES = (
     "evals",
     "eval.json",
     "search_free.json",
+    "judge.sqlite",
+    "scaling",
+    "mask_effect",
+    "analysis",
 )
 # Distributions whose versions can change a result.
 PACKAGES = (
