@@ -7,7 +7,7 @@
     checkpoints/ export/ figures/ summary.json     written by others
 
 A folder belongs to one config. What may change between starts, because it changes no step's result,
-is left out of the hash that guards it: the number of steps, evaluation and saving.
+is left out of the hash that guards it: the number of steps, evaluation, saving, and who reads data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,16 @@ from ml_collections import ConfigDict
 from svrl_jax.records import Record, write_atomic, write_records
 
 # Keys (with all below them) that may differ between two starts of one run.
-FREE_KEYS = ("num_steps", "save_every", "keep_checkpoints", "log_episodes", "eval")
+FREE_KEYS = (
+    "num_steps",
+    "save_every",
+    "keep_checkpoints",
+    "log_episodes",
+    "eval",
+    "data.read_threads",
+    "data.workers",
+    "data.prefetch_batches",
+)
 CHECKPOINTS = "checkpoints"
 # What a run writes into its folder.
 OWN_NAMES = (
@@ -188,8 +197,17 @@ def check_workdir(workdir: str | os.PathLike, config: ConfigDict) -> bool:
 
 def config_hash(config: Mapping[str, Any]) -> str:
     """Sixteen hex digits that two starts of one run share; FREE_KEYS are left out."""
-    guarded = {k: v for k, v in to_json_value(config).items() if k not in FREE_KEYS}
+    guarded = _without_free_keys(to_json_value(config))
     return hashlib.sha256(json.dumps(guarded, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _without_free_keys(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found = {}
+    for key, value in config.items():
+        if prefix + key not in FREE_KEYS:
+            is_group = isinstance(value, dict)
+            found[key] = _without_free_keys(value, f"{prefix}{key}.") if is_group else value
+    return found
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
@@ -286,7 +304,7 @@ def _refuse_strangers(path: pathlib.Path) -> None:
 def _refuse_other_run(path: pathlib.Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     if config_hash(before) == config_hash(now):
         return
-    differing = [key for key in _differing_keys(before, now) if key.split(".")[0] not in FREE_KEYS]
+    differing = _differing_keys(_without_free_keys(before), _without_free_keys(now))
     shown = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
     raise RunFolderError(
         f"workdir {path} holds a run of another config (first differing keys: {shown}): "

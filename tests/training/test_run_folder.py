@@ -33,7 +33,9 @@ def test_same_config_goes_on_and_adds_a_start(tmp_path, config):
     assert len(json.loads((run.path / "environment.json").read_text())) == 2
 
 
-@pytest.mark.parametrize("key", ["num_steps", "save_every", "keep_checkpoints", "eval.every"])
+@pytest.mark.parametrize(
+    "key", ["num_steps", "save_every", "keep_checkpoints", "eval.every", "data.workers"]
+)
 def test_run_can_be_extended(tmp_path, config, key):
     before = config_hash(config.to_dict())
     RunFolder(tmp_path / "run", config)
