@@ -1,6 +1,6 @@
 """rescore RUN: the verdicts of a run's recorded episodes again, without a new rollout.
 
-Scorers are added or changed, and answers that a judge left unscored are judged again; a verdict
+Scorers are added or changed, others' verdicts stay, and answers that a judge left unscored are judged again; a verdict
 that a judge gave is kept. Which judge: the run's config, unless flags say otherwise.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -16,7 +16,8 @@ from ml_collections import ConfigDict
 from experiments import command_line
 from svrl_jax.evals import cases, setup, stats
 from svrl_jax.records import read_records
-from svrl_jax.rewards.judge import JUDGE, count_unscored
+from svrl_jax.rewards.answers import SCORERS
+from svrl_jax.rewards.judge import JUDGE, Verdict, count_unscored
 
 TAKES_ARGUMENT = True
 
@@ -48,7 +49,8 @@ def main(call: command_line.Call) -> int:
         config.eval.judge.model = call.values.model
     for path in groups:
         about = json.loads(path.read_text("utf-8"))
-        config.eval.scorers = tuple(call.values.scorers) or tuple(about["scorers"])
+        ours = [s for s in about["scorers"] if s in (*SCORERS, JUDGE)]
+        config.eval.scorers = tuple(call.values.scorers or ours)
         _rescore(folder, path, about, config)
     return 0
 
@@ -58,7 +60,11 @@ def _rescore(folder: pathlib.Path, path: pathlib.Path, about: dict, config: Conf
     rows, verdicts = [], []
     for name in cases.set_paths(folder / "episodes", path.stem):
         records = read_records(name)
-        found = scoring(records)
+        before = cases.read_verdicts(name)
+        found = [
+            (*new, *_others(before.get((r.episode.task_id, r.episode.sample), {}), new))
+            for r, new in zip(records, scoring(records), strict=True)
+        ]
         cases.write_verdicts(name, records, found)
         verdicts += [v for of in found for v in of]
         rows += [
@@ -70,7 +76,7 @@ def _rescore(folder: pathlib.Path, path: pathlib.Path, about: dict, config: Conf
         ]  # fmt: skip
     figures = stats.figures(rows)
     about |= {
-        "scorers": list(scoring.scorers),
+        "scorers": list(dict.fromkeys((*scoring.scorers, *about["scorers"]))),
         "judge": scoring.judge.name if scoring.judge else about["judge"],
         "n_unscored": figures["n_unscored"],
     }
@@ -82,3 +88,9 @@ def _rescore(folder: pathlib.Path, path: pathlib.Path, about: dict, config: Conf
         f"{path.stem}: acc by {scoring.scorers[0]} {acc} of {figures['n']}, unscored "
         f"{figures['n_unscored']}" + (f" ({causes})" if causes else "")
     )
+
+
+def _others(before: Mapping[str, Verdict], new: Sequence[Verdict]) -> list[Verdict]:
+    """Earlier verdicts of scorers that are not asked again."""
+    asked = {verdict.scorer for verdict in new}
+    return [verdict for scorer, verdict in before.items() if scorer not in asked]

@@ -43,10 +43,11 @@ def search_calibration(cases: Sequence[Case]) -> dict[str, Share]:
     """The table of search calibration.
 
     Returns:
-      acc, acc_searched, acc_not_searched: over the scored. sr: questions searched (SVRL's).
-      sr_calls: calls over allowed calls (MMSearch-R1's). sr_image, sr_text: questions with such a call.
-      over_search: searched, of the search_free. under_search: neither searched nor right, of the
-      scored that are not search_free. needed_searched: searched, of those not search_free.
+      acc, acc_searched, acc_not_searched: over the scored.
+      sr: questions searched (SVRL's). sr_calls: calls over allowed calls (MMSearch-R1's).
+      sr_image, sr_text: questions with such a call.
+      over_search: searched, of the search_free. needed_searched: of those not search_free.
+      under_search: neither searched nor right, of the scored that are not search_free.
       unlabelled: questions without a label. unscored: answers without a verdict.
     """
     scored = [c for c in cases if c.is_right is not None]

@@ -193,7 +193,7 @@ def set_paths(episodes: pathlib.Path, group: str) -> list[pathlib.Path]:
 
 def _sets(episodes: pathlib.Path, group: str):
     for path in set_paths(episodes, group):
-        yield path, read_records(path)
+        yield path, read_records(path, has_pixels=False)
 
 
 def _cases(found, group: str, about: Mapping[str, Any], scorer: str, labels) -> list[Case]:

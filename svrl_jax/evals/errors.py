@@ -21,6 +21,7 @@ CAUSES = (
     "every query bad",
     "good query, nothing useful found",
     "useful item found, all such dropped",
+    "useful item found, no readable mask of it",
     "useful item kept",
     "searched, no labels",
 )
@@ -100,7 +101,10 @@ def cause_of(case: Case) -> str:
     if case.labels is None:
         return "searched, no labels"
     if has_useful_item(case):
-        return "useful item kept" if has_kept_useful(case) else CAUSES[7]
+        if has_kept_useful(case):
+            return "useful item kept"
+        is_marked = any(useful for _, useful in _marks(case))
+        return CAUSES[7] if is_marked else CAUSES[8]
     if any(call.tool == "text_search" for call in episode.calls) and not has_good_query(case):
         return "every query bad"
     return "good query, nothing useful found"
@@ -179,7 +183,10 @@ def _evidence_failure(case: Case) -> str | None:
         return None
     if case.is_right:
         return ""
-    return "wrong with useful evidence shown" + ("" if has_kept_useful(case) else ", but dropped")
+    if has_kept_useful(case):
+        return "wrong with useful evidence shown"
+    is_marked = any(useful for _, useful in _marks(case))
+    return f"wrong with useful evidence shown, {'but dropped' if is_marked else 'not marked'}"
 
 
 def _marks(case: Case) -> list[tuple[bool, bool]]:

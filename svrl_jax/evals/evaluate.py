@@ -17,7 +17,7 @@ from svrl_jax.records import Record
 from svrl_jax.rewards import factors
 from svrl_jax.rewards.judge import Judge, Verdict, score_all
 from svrl_jax.rollout.policy import TurnSampler
-from svrl_jax.rollout.workflow import FixedWorkflow
+from svrl_jax.rollout.workflow import STEPS, FixedWorkflow
 from svrl_jax.search.filtered import Filter, FilteredTools
 from svrl_jax.training.assemble import Bench
 from svrl_jax.training.labels import EVAL_STEP, SearchFree
@@ -101,8 +101,8 @@ def run_group(
     config = bench.config
     sampler, tools, rollout = actor.sampler, bench.tools, config.rollout
     if regime == "rag":
-        has_image_search = rollout.max_image_searches > 0
-        sampler = FixedWorkflow(sampler, bench.tokenizer, has_image_search=has_image_search)
+        steps = STEPS if rollout.max_image_searches else STEPS[1:]
+        sampler = FixedWorkflow(sampler, bench.tokenizer, steps)
         rollout = rollout.copy_and_resolve_references()
         with rollout.unlocked():
             rollout.max_text_searches = 1

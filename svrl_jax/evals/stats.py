@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -172,6 +173,12 @@ def interval(
     return {"value": value, "low": float(low), "high": float(high)}
 
 
+def mean(values: Sequence[float | None]) -> float | None:
+    """Mean of those that are not None; None without any."""
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> dict[str, float | int]:
     """Whether two policies differ on the same questions: McNemar's exact test (two-sided binomial).
 
@@ -235,14 +242,20 @@ def _item_sums(rows: Sequence[Row], figure: str) -> np.ndarray:
 def _drawn_ratios(sides: Sequence[np.ndarray], seed: int, draws: int) -> list[np.ndarray]:
     """float[draws] a side: the figure over items drawn with replacement, the same for all sides."""
     count = len(sides[0])
-    rng = np.random.default_rng(seed)
-    weights = rng.multinomial(count, np.full(count, 1 / count), size=draws).astype(np.float64)
+    weights = _weights(count, seed, draws)
     out = []
     for sums in sides:
         drawn = (weights @ sums.reshape(count, -1)).reshape(draws, -1, 2)
         with np.errstate(invalid="ignore", divide="ignore"):
             out.append((drawn[..., 0] / drawn[..., 1]).mean(axis=1))
     return out
+
+
+@functools.lru_cache(maxsize=2)
+def _weights(count: int, seed: int, draws: int) -> np.ndarray:
+    """float64[draws, count]: how often each item is drawn."""
+    rng = np.random.default_rng(seed)
+    return rng.multinomial(count, np.full(count, 1 / count), size=draws).astype(np.float64)
 
 
 def _sums(rows: Sequence[Row], figure: str) -> np.ndarray:

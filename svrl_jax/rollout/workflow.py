@@ -1,21 +1,40 @@
 """A policy -> one that follows a fixed workflow: look the picture up, search text, then answer.
 
-The baseline `rag` of the benchmarks. The environment writes the first turn and the beginning of the
-second; the policy writes the queries and all that follows. What the environment wrote counts as
-policy text (it stands in the turns) with log-prob 0, so such episodes are never trained on.
+The baseline `rag` of the benchmarks. The reason of each turn is the policy's; where its action is
+not the workflow's, the turn is written on from its reason: to the image search by rule, to queries
+or an answer by the policy. Such text counts as the policy's with log-prob 0, so these episodes are
+never trained on.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 
 import numpy as np
 
+from svrl_jax.protocol import parse
 from svrl_jax.rollout.policy import Request, SampledTurn, StopRule, TurnSampler
 
-LOOK_UP = "<reason>First the picture is looked up.</reason><search><img></search>"
-ASK = "<reason>Then the question is searched for.</reason><verify>{mask}</verify><text_search>"
+STEPS = ("image_search", "text_search", "answer")
+_LOOK_UP = "<search><img></search>"
+_OPEN = {"text_search": "<text_search>", "answer": "<answer>"}
+
+
+@dataclasses.dataclass
+class _Context:
+    """What a slot holds: requests as they came and, as such, turns that were written.
+
+    Attributes:
+      request: of the turn under way.
+      parts: everything before its turn.
+      is_stale: the policy's own context has something else.
+      begin: tokens of the turn under way that the policy goes on from, or None.
+    """
+
+    request: Request
+    parts: list[Request]
+    is_stale: bool = False
+    begin: np.ndarray | None = None
 
 
 class FixedWorkflow:
@@ -23,101 +42,131 @@ class FixedWorkflow:
 
     Args:
       policy: writes what is left to it.
-      tokenizer: with `encode_plain`.
-      has_image_search: False begins with the text search.
+      tokenizer: with `encode_plain`, `decode` and `eos_ids`.
+      steps: actions in order; the last one is that of every further turn.
     """
 
-    def __init__(self, policy: TurnSampler, tokenizer, *, has_image_search: bool = True):
-        self._policy, self._tokenizer = policy, tokenizer
-        self._ask_at = int(has_image_search)
-        self._written: list[SampledTurn] = []  # by us, not collected yet
-        # Requests and our own tokens that the policy's context still lacks, by slot.
-        self._held: dict[int, list[Request]] = collections.defaultdict(list)
-        self._begun: dict[int, np.ndarray] = {}  # by slot: our beginning of the turn under way
+    def __init__(self, policy: TurnSampler, tokenizer, steps: tuple[str, ...] = STEPS):
+        self._policy, self._tokenizer, self._steps = policy, tokenizer, steps
+        self._contexts: dict[int, _Context] = {}  # by slot
 
     def submit(self, request: Request) -> None:
-        """Queues one turn, or writes it where the workflow does."""
-        number = len(request.view.turns)
-        if request.is_new:
-            self._held.pop(request.slot, None)
-        if number < self._ask_at:
-            ids = self._ids(LOOK_UP)[: request.max_new_tokens]
-            self._held[request.slot] += [request, _own(request, ids)]
-            ended = "action" if request.keep(ids.tolist(), 0) else "length"
-            logps = np.zeros(len(ids), np.float32)
-            self._written.append(SampledTurn(request.slot, ids, logps, ended))
-            return
-        begin = self._ids("")
-        text = ""
-        if number == self._ask_at:
-            mask = ",".join("1" * len(request.view.items)) or " "
-            text = ASK.format(mask=mask)
-            begin = self._ids(text)
-        if len(begin) >= request.max_new_tokens:
-            ids = begin[: request.max_new_tokens]
-            logps = np.zeros(len(ids), np.float32)
-            self._written.append(SampledTurn(request.slot, ids, logps, "length"))
-            return
-        self._begun[request.slot] = begin
-        parts = [*self._held.pop(request.slot, []), request, _own(request, begin)]
-        self._policy.submit(
-            dataclasses.replace(
-                request,
-                ids=np.concatenate([p.ids for p in parts]),
-                positions=np.concatenate([p.positions for p in parts], axis=1),
-                next_position=request.next_position + len(begin),
-                pixel_values=_joined([p.pixel_values for p in parts]),
-                image_grid_thw=np.concatenate([p.image_grid_thw for p in parts]),
-                max_new_tokens=request.max_new_tokens - len(begin),
-                is_new=any(p.is_new for p in parts),
-                keep=_behind(request.keep, begin.tolist()),
-                share_key=None,
-                begin=text,
-            )
-        )
+        """Queues one turn."""
+        context = self._contexts.get(request.slot)
+        if request.is_new or context is None:
+            context = self._contexts[request.slot] = _Context(request, [])
+        context.request = request
+        context.parts.append(request)
+        self._policy.submit(_whole(context.parts) if context.is_stale else request)
+        context.is_stale = False
 
     def collect(self) -> list[SampledTurn]:
-        """Turns of ours that are due, else the policy's."""
-        if self._written:
-            written, self._written = self._written, []
-            return written
-        return [self._whole(turn) for turn in self._policy.collect()]
+        """Turns with the workflow's actions, or such as no action could be written into."""
+        finished: list[SampledTurn] = []
+        while not finished:
+            turns = self._policy.collect()
+            if not turns:
+                return []
+            for turn in turns:
+                done = self._settle(self._contexts[turn.slot], turn)
+                if done is not None:
+                    finished.append(done)
+        return finished
 
     def discard(self) -> None:
         """Forgets every queued turn."""
-        self._written, self._begun = [], {}
-        self._held.clear()
+        self._contexts.clear()
         self._policy.discard()
 
-    def _whole(self, turn: SampledTurn) -> SampledTurn:
-        begin = self._begun.pop(turn.slot)
-        return dataclasses.replace(
-            turn,
-            ids=np.concatenate([begin, turn.ids]).astype(np.int32),
-            logps=np.concatenate([np.zeros(len(begin), np.float32), turn.logps]),
+    def _settle(self, context: _Context, turn: SampledTurn) -> SampledTurn | None:
+        """The finished turn, or None where the policy was asked to write on."""
+        if context.begin is not None:
+            turn = dataclasses.replace(
+                turn,
+                ids=np.concatenate([context.begin, turn.ids]).astype(np.int32),
+                logps=np.concatenate([np.zeros(len(context.begin), np.float32), turn.logps]),
+            )
+            context.begin = None
+            return _kept(context, turn)
+        request = context.request
+        wanted = self._steps[min(len(request.view.turns), len(self._steps) - 1)]
+        ids = turn.ids[:-1] if turn.ended == "eos" else turn.ids
+        parsed = parse.parse_turn(
+            self._tokenizer.decode(ids),
+            num_queries=1,
+            items_to_verify=len(request.view.items),
+            regime="agent",
+            ended=True,
         )
+        if parsed.action == wanted or turn.ended in ("length", "failed"):
+            return _kept(context, turn)
+        text = f"<reason>{parsed.reason}</reason>"
+        if wanted == "image_search":
+            done = self._ids(text + _LOOK_UP)
+            context.is_stale = True
+            return _kept(context, _written(request, done))
+        mask = parsed.mask or (1,) * len(request.view.items)
+        text += f"<verify>{','.join(map(str, mask)) or ' '}</verify>{_OPEN[wanted]}"
+        begin = self._ids(text)
+        room = request.max_new_tokens - len(begin)
+        if room < 1:
+            context.is_stale = True
+            return _kept(context, _written(request, begin))
+        context.begin = begin
+        whole = _whole([*context.parts, _own(request, begin)])
+        self._policy.submit(
+            dataclasses.replace(
+                whole,
+                max_new_tokens=room,
+                keep=_behind(request.keep, begin.tolist()),
+                begin=text,
+            )
+        )
+        return None
 
     def _ids(self, text: str) -> np.ndarray:
         return np.asarray(self._tokenizer.encode_plain(text), np.int32).reshape(-1)
 
 
+def _kept(context: _Context, turn: SampledTurn) -> SampledTurn:
+    """The turn, which is part of the context from now on."""
+    context.parts.append(_own(context.request, turn.ids))
+    return turn
+
+
+def _written(request: Request, ids: np.ndarray) -> SampledTurn:
+    """A turn without the policy, cut at its limit."""
+    ids = ids[: request.max_new_tokens]
+    found = request.keep(ids.tolist(), 0)
+    logps = np.zeros(len(ids), np.float32)
+    return SampledTurn(request.slot, ids, logps, "length" if found is None else found[1])
+
+
 def _own(request: Request, ids: np.ndarray) -> Request:
-    """Tokens of ours behind a request, as text goes on from it."""
+    """Tokens behind a request, as text goes on from it."""
     places = request.next_position + np.arange(len(ids), dtype=np.int32)
     return dataclasses.replace(
         request,
-        ids=ids,
+        ids=np.asarray(ids, np.int32),
         positions=np.tile(places, (3, 1)),
+        next_position=request.next_position + len(ids),
         pixel_values=request.pixel_values[:0],
         image_grid_thw=request.image_grid_thw[:0],
-        is_new=False,
     )
 
 
-def _joined(pixels: list[np.ndarray]) -> np.ndarray:
-    """Patches of several requests; those of a text-only one have no width."""
-    some = [p for p in pixels if len(p)]
-    return np.concatenate(some) if some else pixels[0]
+def _whole(parts: list[Request]) -> Request:
+    """All parts as one new context; the last one says how to sample."""
+    some = [p.pixel_values for p in parts if len(p.pixel_values)]
+    return dataclasses.replace(
+        parts[-1],
+        ids=np.concatenate([p.ids for p in parts]),
+        positions=np.concatenate([p.positions for p in parts], axis=1),
+        pixel_values=np.concatenate(some) if some else parts[0].pixel_values,
+        image_grid_thw=np.concatenate([p.image_grid_thw for p in parts]),
+        is_new=True,
+        share_key=None,
+    )
 
 
 def _behind(keep: StopRule, begin: list[int]) -> StopRule:

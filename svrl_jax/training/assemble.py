@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from svrl_jax.models.qwen_vl import QwenVL
+from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig
 from svrl_jax.models.qwen_vl.execution import Execution
 from svrl_jax.models.qwen_vl.sharding import sharding_of
 from svrl_jax.models.qwen_vl.weights import load_weights
@@ -169,6 +169,13 @@ def policy_params(bench: Bench, folder: pathlib.Path) -> Any:
     return nnx.split(model)[1]
 
 
+def text_side(config: ConfigDict) -> tuple[Tokenizer, PromptBuilder, QwenVLConfig]:
+    """What makes prompts and ids, without a policy's weights: those files need not be there."""
+    folder = policy_folder(config.model.folder)
+    tokenizer, model_config = Tokenizer.from_folder(folder), QwenVLConfig.from_folder(folder)
+    return tokenizer, _builder(config, folder, tokenizer, model_config), model_config
+
+
 def assemble(config: ConfigDict) -> Bench:
     """Loads and builds everything; see Bench."""
     tools = build_tools(config)  # first: a missing key is known before weights are read
@@ -178,7 +185,6 @@ def assemble(config: ConfigDict) -> Bench:
     prepare = functools.partial(sampler_params, dtype=config.model.compute_dtype)
     graphdef, params = nnx.split(model)
     tokenizer = Tokenizer.from_folder(folder)
-    texts = read_prompts(config.prompt)
     banned = banned_ids(model.config, len(tokenizer))
     return Bench(
         config=config,
@@ -187,15 +193,21 @@ def assemble(config: ConfigDict) -> Bench:
         initial_params=params,
         mesh=mesh,
         tokenizer=tokenizer,
-        builder=PromptBuilder(
-            tokenizer,
-            ImageProcessor.from_folder(folder),
-            model.config,
-            texts,
-            max_picture_pixels=config.data.max_picture_pixels,
-            max_tokens=task_source.max_prompt_tokens(config),
-        ),
+        builder=_builder(config, folder, tokenizer, model.config),
         tools=tools,
         banned=banned,
         sampler=EnginePolicy(nnx.merge(graphdef, prepare(params)), banned, config.rollout, prepare),
+    )
+
+
+def _builder(
+    config: ConfigDict, folder: pathlib.Path, tokenizer: Tokenizer, model_config: QwenVLConfig
+) -> PromptBuilder:
+    return PromptBuilder(
+        tokenizer,
+        ImageProcessor.from_folder(folder),
+        model_config,
+        read_prompts(config.prompt),
+        max_picture_pixels=config.data.max_picture_pixels,
+        max_tokens=task_source.max_prompt_tokens(config),
     )

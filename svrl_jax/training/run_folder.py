@@ -243,6 +243,11 @@ def to_json_value(value: Any) -> Any:
     return value
 
 
+def file_digest(path: str | os.PathLike) -> str:
+    """Sixteen hex digits of a file's content."""
+    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()[:16]
+
+
 def environment() -> dict[str, Any]:
     """When, with what and on what this process runs; null where unknown."""
     devices = jax.devices()
