@@ -1,7 +1,8 @@
 """rescore RUN: the verdicts of a run's recorded episodes again, without a new rollout.
 
-Scorers are added or changed, others' verdicts stay, and answers that a judge left unscored are judged again; a verdict
-that a judge gave is kept. Which judge: the run's config, unless flags say otherwise.
+Scorers are added or changed, others' verdicts stay, and answers that a judge left unscored are
+judged again; a verdict that a judge gave is kept. Which judge: the run's config, unless flags say
+otherwise.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def test_bare_command_lists_the_modes_a_line_each():
 def test_every_mode_lists_its_flags(cli, mode):
     code, out, _ = cli(mode, "--help")
     assert code == 0 and "--" in out
-    if mode not in ("annotate", "analyse", "rescore", "check_release", "index"):  # they make no run
+    if mode in ("train", "eval", "ask", "pretrain", "label", "audit"):  # they make a run
         assert "--config" in out
 
 
