@@ -213,6 +213,9 @@ def _eval() -> ConfigDict:
     c.modes = ("sampled", "greedy")  # temperature 1, temperature 0
     c.query_choice = "first"  # which proposal runs at evaluation
     c.num_items = 0  # 0: all
+    # At the end of training, evaluate the initial policy and scripted marks too; else the trained
+    # policy alone.
+    c.compare = True
     c.samples = 1  # episodes a question where the mode is sampled; greedy has one
     # Scorers of the answers: `judge`, or any that reward.scorer takes; Acc is by the first. ()
     # takes reward.scorer.

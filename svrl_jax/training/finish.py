@@ -152,16 +152,16 @@ def compare(
     say: Callable[[str], None],
     folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Evaluates initial and trained parameters and the marks; returns the summary.
+    """Evaluates initial and trained parameters and the marks, or with `config.eval.compare` off the
+    trained alone; returns the summary.
 
     Args:
       folder: the run's; it keeps the episodes.
     """
     config = bench.config
-    policies = (
-        ("initial", actors.digest_of(bench.folder), bench.initial_params),
-        ("trained", f"{config_hash(config.to_dict())}, {config.num_steps} steps", trained),
-    )
+    policies = [("trained", f"{config_hash(config.to_dict())}, {config.num_steps} steps", trained)]
+    if config.eval.compare:
+        policies.insert(0, ("initial", actors.digest_of(bench.folder), bench.initial_params))
     rows = {
         name: evaluate_policy(
             bench, params, search_free, oracle, name, say, digest=digest, folder=folder
@@ -169,4 +169,5 @@ def compare(
         for name, digest, params in policies
     }
     search_free.store.write(folder / "search_free.json")
-    return summarise(bench, rows, evaluate_marks(bench, search_free, oracle))
+    marks_found = evaluate_marks(bench, search_free, oracle) if config.eval.compare else {}
+    return summarise(bench, rows, marks_found)

@@ -15,7 +15,13 @@ no  search    right     free  rate   items' labels and mask
 12  T T       unscored  no    -      11 / 11, 0 / 1, queries good, bad; 4 and 1 different
 """
 
+import dataclasses
+import json
+
+from svrl_jax.evals import cases as cases_lib
 from svrl_jax.evals.cases import Case, Group
+from svrl_jax.evals.store import GroupStore, group_name
+from svrl_jax.records import Record, write_records
 from svrl_jax.rewards.audit import scripted_episode
 from svrl_jax.rewards.judge import Verdict
 from svrl_jax.types import OracleLabels, SearchItem, Task, ToolCall
@@ -103,3 +109,51 @@ def about(**changes):
 
 def group(**changes):
     return Group("eval_toy_agent_test_greedy", about(**changes), twelve())
+
+
+def write_run(folder, policies=("initial", "trained"), copies=1):
+    """A run folder whose groups are the twelve, `copies` times under other names; for `trained` the
+    answers of 2 and 3 are right and that of 7 is wrong.
+    """
+    store_about = {"digest": "d", "query_choice": "first", "filter": "", "temperature": 0.0,
+                   "allowed_calls": 3}  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}\n")
+    labels = {}
+    for policy in policies:
+        name = group_name(policy, "agent", "test", "greedy")
+        GroupStore(folder, name, about(policy=policy) | store_about)
+        cases = [_copy(c, n) for n in range(copies) for c in twelve()]
+        records = [Record(c.episode, c.task) for c in cases]
+        path = write_records(folder / "episodes", f"{name}_0000", records)
+        flipped = {"t2": 1.0, "t3": 1.0, "t7": 0.0} if policy == "trained" else {}
+        verdicts = [
+            [dataclasses.replace(v, value=flipped.get(c.task.id.split("#")[0], v.value))]
+            for c in cases
+            for v in c.verdicts.values()
+        ]
+        cases_lib.write_verdicts(path, records, verdicts)
+        lines = [
+            {
+                "task_id": c.task.id, "sample": 0, "oracle": "rule", "items": c.labels.items,
+                "queries": c.labels.queries, "proposals": c.labels.proposals, "answered": True,
+            }
+            for c in cases
+        ]  # fmt: skip
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        path.with_suffix(".labels.jsonl").write_text(text)
+        labels |= {c.task.id: [int(c.search_free), c.rate, 4] for c in cases}
+    body = {"fingerprint": {}, "labels": labels}
+    (folder / "search_free.json").write_text(json.dumps(body))
+    return folder
+
+
+def _copy(case, number):
+    if number == 0:
+        return case
+    name = f"{case.task.id}#{number}"
+    return dataclasses.replace(
+        case,
+        task=dataclasses.replace(case.task, id=name, item=f"{case.item}#{number}"),
+        episode=dataclasses.replace(case.episode, task_id=name),
+    )
