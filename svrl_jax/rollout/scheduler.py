@@ -213,4 +213,5 @@ def _lane(one: _Active) -> Lane:
         next_position=request.next_position + len(one.ids),
         key=request.key,
         temperature=request.temperature,
+        limit=request.max_new_tokens - len(one.ids),
     )
