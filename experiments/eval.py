@@ -9,6 +9,7 @@ afterwards, tables and figures from `analyse`.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 
 from absl import flags
@@ -20,6 +21,8 @@ from svrl_jax.protocol.prompts import message_of, prompt_hash
 from svrl_jax.search.build import describe
 from svrl_jax.training import assemble, run_folder, task_source
 from svrl_jax.training.labels import SearchFree
+
+_SILENT_S = 30.0  # between two lines of progress
 
 
 def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
@@ -71,6 +74,7 @@ def main(call: command_line.Call) -> int:
             samples=config.eval.samples if mode == "sampled" else 1,
             store=store,
             keep=setup.filter_of(config) if regime == "agent_verifier" else None,
+            progress=_Progress(f"{regime}, {split}, {mode}"),
         )  # fmt: skip
         found = stats.figures(rows)
         store.note(n=found["n"], n_unscored=found["n_unscored"])
@@ -109,6 +113,18 @@ def _choices(values: flags.FlagValues) -> tuple[list[str], list[int]]:
     if any(w < 1 for w in widths):
         raise command_line.UsageError("--scaling wants numbers of searches, such as 1,2,5")
     return values.regime, widths
+
+
+class _Progress:
+    """Prints how far a long evaluation is, now and then."""
+
+    def __init__(self, name: str):
+        self._name, self._next = name, time.monotonic() + _SILENT_S
+
+    def __call__(self, finished: int, total: int) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _SILENT_S
+            print(f"{self._name}: {finished} of {total} episodes under way are done", flush=True)
 
 
 def _figure(value) -> str:
