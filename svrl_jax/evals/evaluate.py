@@ -165,7 +165,7 @@ def evaluate(
         verdicts = scoring(records)
         if chunk is not None:
             cases_lib.write_verdicts(chunk.path, records, verdicts)
-        free: dict[str, bool] = {}
+        free: dict[str, bool | None] = {}
         if search_free:
             tasks = list({r.task.id: r.task for r in records}.values())
             free = dict(zip([t.id for t in tasks], search_free.of(tasks), strict=True))
@@ -179,7 +179,7 @@ def make_rows(
     records: Sequence[Record],
     verdicts: Sequence[Sequence[Verdict]],
     *,
-    search_free: Mapping[str, bool],
+    search_free: Mapping[str, bool | None],
     label: Callable[[Task, Episode], OracleLabels] | None = None,
     allowed: int = 0,
 ) -> list[stats.Row]:

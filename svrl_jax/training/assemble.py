@@ -46,24 +46,26 @@ class Bench:
     Attributes:
       config: the whole config.
       folder: the initial policy's Hugging Face folder.
-      model: the initial policy.
-      initial_params: its parameters, `nnx.split(model)[1]`.
+      model_config: sizes of the initial policy; they fix positions and picture tokens.
+      model: the initial policy; None where its weights were not asked for.
+      initial_params: its parameters, `nnx.split(model)[1]`, or None.
       mesh: devices that parameters are spread over; None is the default device.
       tokenizer, builder, tools: text to ids, task to prompt, the two searches.
       banned: ids that no policy may draw.
-      sampler: the engine; `set_params` before use.
+      sampler: the engine, or None; `set_params` before use.
     """
 
     config: ConfigDict
     folder: pathlib.Path
-    model: QwenVL
+    model_config: QwenVLConfig
+    model: QwenVL | None
     initial_params: Any
     mesh: Mesh | None
     tokenizer: Tokenizer
     builder: PromptBuilder
     tools: Tools
     banned: tuple[int, ...]
-    sampler: EnginePolicy
+    sampler: EnginePolicy | None
 
     def run(
         self,
@@ -95,7 +97,7 @@ class Bench:
             policy,
             None if regime == "direct" else tools or self.tools,
             self.tokenizer,
-            self.model.config,
+            self.model_config,
             rollout or self.config.rollout,
             self.config.search,
             seed=self.config.seed,
@@ -176,10 +178,20 @@ def text_side(config: ConfigDict) -> tuple[Tokenizer, PromptBuilder, QwenVLConfi
     return tokenizer, _builder(config, folder, tokenizer, model_config), model_config
 
 
-def assemble(config: ConfigDict) -> Bench:
-    """Loads and builds everything; see Bench."""
+def assemble(config: ConfigDict, *, has_weights: bool = True) -> Bench:
+    """Loads and builds everything; see Bench.
+
+    Args:
+      has_weights: False leaves model and sampler out, as for a served policy: the folder need only
+        hold the tokenizer's and the processor's files and config.json.
+    """
     tools = build_tools(config)  # first: a missing key is known before weights are read
     folder = policy_folder(config.model.folder)
+    if not has_weights:
+        tokenizer, builder, model_config = text_side(config)
+        return Bench(
+            config, folder, model_config, None, None, None, tokenizer, builder, tools, (), None
+        )
     mesh = mesh_of(config)
     model = load_policy(folder, config.model, mesh)
     prepare = functools.partial(sampler_params, dtype=config.model.compute_dtype)
@@ -189,6 +201,7 @@ def assemble(config: ConfigDict) -> Bench:
     return Bench(
         config=config,
         folder=folder,
+        model_config=model.config,
         model=model,
         initial_params=params,
         mesh=mesh,
