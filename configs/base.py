@@ -150,6 +150,15 @@ def _provider(endpoint: str, *, per_minute: float, usd_per_call: float) -> Confi
     return c
 
 
+def _chat(model: str) -> ConfigDict:
+    """A model behind an OpenAI-compatible endpoint."""
+    c = _provider("http://127.0.0.1:8000/v1", per_minute=6000, usd_per_call=0.0)
+    c.model = model
+    c.timeout_s = 60.0  # of a call, its retries included
+    c.max_retries = 4
+    return c
+
+
 def _reward() -> ConfigDict:
     c = ConfigDict()
     # `em`, `em_published`, `sub_em`, `f1`; `infoseek`, `mmsearch_f1`, `simplevqa`, `livevqa` are
@@ -169,7 +178,12 @@ def _reward() -> ConfigDict:
     c.search_penalty = 0.0  # flat factor (1 - p) on r_acc if any tool was called (MMSearch-R1: 0.1)
     c.drop_flagged = True  # episodes with a failed tool leave the group
     c.drop_unanswered_oracle = True  # episodes whose oracle did not answer leave the group
+    # Who labels queries and items in training: `rule`, offline; `model`, behind oracle_chat;
+    # `policy`, the frozen initial policy (rollout.budget must have room for what it reads).
+    c.oracle = "rule"
     c.min_alias_chars = 3  # rule oracle: shorter aliases do not count as evidence
+    c.oracle_chat = _chat("Qwen/Qwen3-32B")  # key: ORACLE_API_KEY
+    c.oracle_record = ""  # sqlite file that keeps replies; "": oracle.sqlite in the run's folder
     # `greedy` pass of the initial policy; `rate` of its right answers over samples; `category` of
     # the data set where it says so (FVQA's training rows), else the greedy pass.
     c.search_free_source = "greedy"

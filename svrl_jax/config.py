@@ -12,6 +12,7 @@ _CHOICES = {
     "rollout.query_choice": ("random", "first"),
     "eval.query_choice": ("random", "first"),
     "eval.filter": ("model", "words"),
+    "reward.oracle": ("rule", "model", "policy"),
     "search.image_items": ("full", "titles"),
     "search.kind": ("local", "index", "live"),
     "search.text_provider": TEXT_PROVIDERS,

@@ -146,11 +146,15 @@ class Judge:
         if self._record is None:
             return live()
         settings = {"model": self._model, "instructions": INSTRUCTIONS}
-        return self._record.ask("verdict", content, settings, live)
+        return self._record.ask("verdict", content, settings, live, keeps_failures=False)
 
 
 class _NoVerdict(ToolError):
-    """No readable reply. Its kind passes, so that a record asks again."""
+    """No readable reply.
+
+    Attributes:
+      cause: a failure kind or `unreadable`.
+    """
 
     def __init__(self, message: str, cause: str):
         super().__init__(message, "unreachable")

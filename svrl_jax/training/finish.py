@@ -9,12 +9,13 @@ from typing import Any
 
 from svrl_jax.evals import actors, evaluate, marks, setup, stats
 from svrl_jax.protocol.prompts import prompt_hash
-from svrl_jax.rewards.oracle import RuleOracle
+from svrl_jax.rewards.oracle import Oracle
 from svrl_jax.rewards.search_free import describe_source
 from svrl_jax.rollout.policy import ScriptedPolicy
 from svrl_jax.search.build import describe
 from svrl_jax.training.assemble import Bench
 from svrl_jax.training.labels import SearchFree
+from svrl_jax.training.oracles import describe_oracle
 from svrl_jax.training.run_folder import config_hash
 from svrl_jax.training.task_source import WORLD, eval_splits
 
@@ -28,7 +29,7 @@ def evaluate_policy(
     bench: Bench,
     params: Any,
     search_free: SearchFree,
-    oracle: RuleOracle,
+    oracle: Oracle,
     name: str,
     say: Callable[[str], None] = lambda _: None,
     *,
@@ -66,7 +67,7 @@ def evaluate_policy(
     return out
 
 
-def evaluate_marks(bench: Bench, search_free: SearchFree, oracle: RuleOracle) -> dict[str, Any]:
+def evaluate_marks(bench: Bench, search_free: SearchFree, oracle: Oracle) -> dict[str, Any]:
     """mark -> split -> figures of the scripted agents, over the same tasks and tools.
 
     {} where the tasks are not the embedded world's, the only one that the scripts know.
@@ -127,7 +128,7 @@ def summarise(
     summary["labels"] = {
         "scorer": config.reward.scorer,
         "search_free": describe_source(config.reward),
-        "oracle": "rule",
+        "oracle": describe_oracle(config.reward),
         "query_choice": config.eval.query_choice,
         "prompt": prompt_hash(bench.builder.texts["agent"]),
         "search": describe(config.search, bench.tools),
@@ -148,7 +149,7 @@ def compare(
     bench: Bench,
     trained: Any,
     search_free: SearchFree,
-    oracle: RuleOracle,
+    oracle: Oracle,
     say: Callable[[str], None],
     folder: pathlib.Path,
 ) -> dict[str, Any]:

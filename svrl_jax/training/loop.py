@@ -11,7 +11,7 @@ from svrl_jax import checkpoint, grpo
 from svrl_jax.data.pipeline import TasksAlone, TaskStream
 from svrl_jax.records import Record
 from svrl_jax.rewards import score as rewards
-from svrl_jax.rewards.oracle import RuleOracle
+from svrl_jax.rewards.oracle import Oracle
 from svrl_jax.training import finish
 from svrl_jax.training import labels as labels_lib
 from svrl_jax.training import metrics as metrics_lib
@@ -28,7 +28,7 @@ def train(
     spec: grpo.UpdateSpec,
     tasks_stream: TaskStream | TasksAlone,
     search_free: labels_lib.SearchFree,
-    oracle: RuleOracle,
+    oracle: Oracle,
     progress: Progress,
 ) -> grpo.TrainState:
     """Trains from `state.step` to `config.num_steps` and returns the last state.
@@ -54,7 +54,7 @@ def train(
         )
         clock.lap("rollout")
         free = search_free.of(tasks)  # [P] bool
-        verdicts = [[oracle.label(t, e) for e in g] for t, g in zip(tasks, episodes, strict=True)]
+        verdicts = oracle.label_groups(tasks, episodes)  # [P][G] OracleLabels
         scores = rewards.score_groups(  # [P][G] Score, each factor kept
             episodes, tasks, config.reward, verdicts, free, config.rollout.num_queries
         )

@@ -59,6 +59,7 @@ OWN_NAMES = (
     "scaling",
     "mask_effect",
     "analysis",
+    "oracle.sqlite",
 )
 # Distributions whose versions can change a result.
 PACKAGES = (
