@@ -194,16 +194,25 @@ def _reward() -> ConfigDict:
 
 def _grpo() -> ConfigDict:
     c = ConfigDict()
-    c.objective = "dr_grpo"  # `dr_grpo`, `grpo`
-    c.clip_low = 0.2  # epsilon below
-    c.clip_high = 0.2  # epsilon above
-    c.kl_coef = 0.001  # beta of the k3 estimate to the frozen initial policy (published)
-    c.inner_steps = 1  # updates a batch of episodes
+    c.objective = "dr_grpo"  # `dr_grpo`, `grpo`, `dapo`, `gspo` (grpo/loss.py)
+    c.clip_low = 0.2  # epsilon below; gspo wants about 3e-4
+    c.clip_high = 0.2  # epsilon above; gspo wants about 4e-4
+    c.kl_coef = 0.001  # beta of the KL term to the frozen initial policy (published)
+    c.kl_estimator = "k3"  # `k1`, `k2`, `k3`
+    c.ref_dtype = "float32"  # of the frozen initial policy; bfloat16 halves its memory
+    c.inner_steps = 1  # passes over a batch of episodes
+    c.minibatches = 1  # optimiser steps of a pass; groups stay whole
     c.drop_equal_groups = False  # leave groups without spread out of the batch (their KL too)
     c.equal_tolerance = 1e-6  # max - min of shaped rewards below which a group is equal
+    c.max_resamples = 0  # times a step samples its equal groups again; the last draw counts
+    c.mask_overlong = False  # episodes that ran out of budget leave the loss, not the statistics
     c.importance_cap = 0.0  # truncated importance weight's cap; 0 turns it off
-    c.microbatch_rows = 32  # rows of one gradient program; the result does not depend on it
-    c.length_buckets = (8192,)  # padded row lengths; the result does not depend on them
+    # What stands in a row (grpo/rows.py): `single` episodes, `packed` ones, or `shared` prompts.
+    # The result does not depend on it, nor on the sizes below.
+    c.layout = "shared"
+    c.row_tokens = 8192  # length of packed and shared rows
+    c.length_buckets = (8192,)  # padded lengths of single rows
+    c.microbatch_rows = 32  # rows of one gradient program
     return c
 
 

@@ -84,6 +84,7 @@ class Bench:
         on_episode: Callable[[Episode], None] | None = None,
         tools: Tools | None = None,
         rollout: ConfigDict | None = None,
+        attempt: int = 0,
     ) -> list[list[Episode]]:
         """Episodes [P][G] of the tasks; see `rollout.episodes.run_episodes`.
 
@@ -110,6 +111,7 @@ class Bench:
             progress=progress,
             first_sample=first_sample,
             on_episode=on_episode,
+            attempt=attempt,
         )
 
 
