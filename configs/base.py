@@ -271,6 +271,33 @@ def _eval() -> ConfigDict:
     c.modes = ("sampled", "greedy")  # temperature 1, temperature 0
     c.query_choice = "first"  # which proposal runs at evaluation
     c.num_items = 0  # 0: all
+    # At the end of training, evaluate the initial policy and scripted marks too; else the trained
+    # policy alone.
+    c.compare = True
+    c.samples = 1  # episodes a question where the mode is sampled; greedy has one
+    # Scorers of the answers: `judge`, or any that reward.scorer takes; Acc is by the first. ()
+    # takes reward.scorer.
+    c.scorers = ()
+    # Of the regime `agent_verifier`: what filters items before the policy sees them. `model`:
+    # eval.verifier; `words`: a rule, keeps items that share a word with the question or query.
+    c.filter = "model"
+    # Of test-time scaling: "" for letters in common (local, light), sentence-transformers/MODEL, or
+    # module:function, texts -> vectors.
+    c.embedding = ""
+    c.usd_per_million_in = 0.0  # price of the policy's input tokens, US dollars, for tables
+    c.usd_per_million_out = 0.0  # of its generated tokens
+    c.judge = _chat("gpt-5-mini")  # key: JUDGE_API_KEY
+    c.verifier = _chat("Qwen/Qwen3-32B")  # key: VERIFIER_API_KEY
+    c.judge_record = ""  # sqlite file that keeps verdicts; "": judge.sqlite in the run folder
+    return c
+
+
+def _chat(model: str) -> ConfigDict:
+    """A model behind an OpenAI-compatible endpoint."""
+    c = _provider("http://127.0.0.1:8000/v1", per_minute=6000, usd_per_call=0.0)
+    c.model = model
+    c.timeout_s = 60.0  # of a call, its retries included
+    c.max_retries = 4
     return c
 
 

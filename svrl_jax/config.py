@@ -11,6 +11,7 @@ from svrl_jax.search.record import MODES as RECORD_MODES
 _CHOICES = {
     "rollout.query_choice": ("random", "first"),
     "eval.query_choice": ("random", "first"),
+    "eval.filter": ("model", "words"),
     "reward.oracle": ("rule", "model", "policy"),
     "search.image_items": ("full", "titles"),
     "search.kind": ("local", "index", "live"),
@@ -97,6 +98,12 @@ def _check_rollout(config: ConfigDict) -> None:
             f"(config.rollout.max_turn_tokens {rollout.max_turn_tokens}) and the answer "
             f"(config.rollout.answer_reserve {rollout.answer_reserve}): raise budget"
         )
+    unknown = set(config.eval.scorers) - {*SCORERS, "judge"}
+    if unknown:
+        known = ", ".join((*SCORERS, "judge"))
+        raise ConfigError(f"config.eval.scorers has {sorted(unknown)}; known: {known}")
+    if config.eval.samples < 1:
+        raise ConfigError(f"config.eval.samples is {config.eval.samples}; it must be at least 1")
     if not config.eval.modes:
         raise ConfigError("config.eval.modes is empty; name at least one")
     unknown = set(config.eval.modes) - {"sampled", "greedy"}
