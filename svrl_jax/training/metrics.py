@@ -90,9 +90,8 @@ def of_step(
     line |= dict(update)
     line |= {f"{name}_s": seconds for name, seconds in clock.seconds.items()}
     line["step_s"] = clock.total
-    line["tools_s"] = sum(
-        c.seconds for e in flat for c in e.calls
-    )  # side by side, so not of step_s
+    # Calls run side by side, so this is no part of step_s.
+    line["tools_s"] = sum(c.seconds for e in flat for c in e.calls)
     line["update_share_of_rate"] = (
         update["update_flops"] / max(clock.seconds["update"], 1e-9) / rate if rate else None
     )
