@@ -62,7 +62,7 @@ def main(call: command_line.Call) -> int:
         reward = command_line.config_of(values).reward
         judge = QueryJudge(oracles.endpoint_writer(reward, run), reward.oracle_chat.model)
     for path in paths:
-        records = list(read_records(path))
+        records = list(read_records(path, has_pixels=False))
         if any(record.task is None for record in records):
             raise command_line.UsageError(f"{path} has episodes without their task")
         lines = _known(path, records)

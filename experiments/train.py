@@ -67,7 +67,9 @@ def main(call: command_line.Call) -> int:
             )
             if not splits:
                 progress.say(f"{config.data.source} has no split to evaluate on")
-            summary = finish.compare(bench, state.params, search_free, oracle, progress.say)
+            summary = finish.compare(
+                bench, state.params, search_free, oracle, progress.say, run.path
+            )
         run.write_json("summary.json", summary)
         (run.path / "summary.md").write_text(tables.as_markdown(summary), encoding="utf-8")
         progress.console.print(tables.as_screen(summary))

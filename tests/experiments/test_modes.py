@@ -13,7 +13,7 @@ from werkzeug.wrappers import Response
 from svrl_jax.data import world
 from svrl_jax.evals import stats
 from svrl_jax.models.qwen_vl.weights import load_weights
-from svrl_jax.records import Record, read_records, write_records
+from svrl_jax.records import Record, read_records, record_files, write_records
 from svrl_jax.rewards import audit
 from svrl_jax.training.run_folder import read_metrics
 from svrl_jax.types import SearchItem, ToolCall
@@ -100,10 +100,12 @@ def test_eval_writes_records_and_figures(cli, trained, policy_flag, tmp_path):
     assert code == 0 and out.count("acc") == 4
     found = json.loads((tmp_path / "eval" / "eval.json").read_text())
     assert found["policy"] == str(trained / "export")
-    assert found["test"]["greedy"]["n"] == 2
-    assert found["test"]["greedy"]["mask_agreement"] is None  # annotate says that, later
-    assert found["labels"]["regime"] == "agent"
-    records = read_records(tmp_path / "eval" / "episodes" / "eval_agent_ood_sampled.jsonl")
+    figures = found["agent"]["test"]["greedy"]
+    assert figures["n"] == 2
+    assert figures["mask_agreement"] is None  # annotate says that, later
+    assert found["labels"]["scorers"] == ["em"] and len(found["labels"]["prompt"]["agent"]) == 12
+    name = "eval_export_agent_ood_sampled_0000.jsonl"
+    records = read_records(tmp_path / "eval" / "episodes" / name)
     assert [r.task.source for r in records] == ["world/ood"] * 2
     assert all(r.score is None for r in records)
 
@@ -116,9 +118,9 @@ def test_annotate_writes_labels_beside_the_records(cli, trained, tmp_path):
     assert code == 0 and "step_000000: 4 episodes" in out and "step_000001: 4 episodes" in out
     after = hashes(run)
     added = {k for k in after if k not in before}
-    assert {k.rsplit("/", 1)[1] for k in added} == {
-        "step_000000.labels.jsonl", "step_000001.labels.jsonl",
-    }  # fmt: skip
+    names = {k.rsplit("/", 1)[1] for k in added}
+    assert names == {f"{p.stem}.labels.jsonl" for p in record_files(run / "episodes")}
+    assert {"step_000001.labels.jsonl", "eval_trained_agent_ood_greedy_0000.labels.jsonl"} <= names
     assert {k: after[k] for k in before} == before
     records = read_records(run / "episodes" / "step_000001.jsonl")
     lines = (run / "episodes" / "step_000001.labels.jsonl").read_text().splitlines()
