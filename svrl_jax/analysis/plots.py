@@ -117,6 +117,7 @@ def verifier_by_rank(groups: Sequence[Group], path: pathlib.Path) -> list[pathli
                     )  # fmt: skip
         axis.set_title(tool.replace("_", " "))
         axis.set_xlabel("rank of the item")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_ylim(-0.03, 1.03)
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
@@ -146,6 +147,7 @@ def scaling(results: Sequence[Mapping[str, Any]], path: pathlib.Path) -> list[pa
     right.set_ylabel("generated tokens a question")
     for axis in (left, right):
         axis.set_xlabel("parallel text searches K")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
     return save(figure, path)

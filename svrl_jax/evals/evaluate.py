@@ -12,7 +12,7 @@ from typing import Any
 
 from svrl_jax.evals import cases as cases_lib
 from svrl_jax.evals import stats
-from svrl_jax.evals.store import UNFINISHED, Chunk, GroupStore
+from svrl_jax.evals.store import Chunk, GroupStore
 from svrl_jax.records import Record
 from svrl_jax.rewards import factors
 from svrl_jax.rewards.judge import Judge, Verdict, score_all
@@ -59,17 +59,9 @@ class Scoring:
     judge: Judge | None = None
 
     def __call__(self, records: Sequence[Record]) -> list[tuple[Verdict, ...]]:
-        """The verdicts on each record's answer; an episode that its policy broke off is
-        unscored.
-        """
-        tasks = [r.task for r in records]
-        found = score_all(tasks, [r.episode.answer for r in records], self.scorers, self.judge)
-        return [
-            tuple(Verdict(s, None, cause=r.episode.end_reason) for s in self.scorers)
-            if r.episode.end_reason in UNFINISHED
-            else verdicts
-            for r, verdicts in zip(records, found, strict=True)
-        ]
+        """The verdicts on each record's answer."""
+        answers = [r.episode.answer for r in records]
+        return score_all([r.task for r in records], answers, self.scorers, self.judge)
 
 
 def run_group(

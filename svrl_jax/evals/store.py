@@ -23,8 +23,6 @@ from svrl_jax.types import Episode, Task
 
 # What a group's episodes depend on beside the run's config: with another value they are others.
 GUARDED = ("policy", "digest", "regime", "split", "mode", "prompt", "query_choice", "filter")
-# A policy that did not answer ended these: they are run again, and never counted as wrong.
-UNFINISHED = ("policy_failed",)
 
 Key = tuple[str, int]  # task id, sample
 
@@ -110,9 +108,7 @@ class Chunk:
         found = self._journal.read()
         self._is_whole &= not found
         self.done: dict[Key, Record] = {
-            (r.episode.task_id, r.episode.sample): r
-            for r in (*records, *found)
-            if r.episode.end_reason not in UNFINISHED
+            (r.episode.task_id, r.episode.sample): r for r in (*records, *found)
         }
 
     def missing(self, tasks: Sequence[Task], samples: int) -> list[tuple[int, list[Task]]]:

@@ -98,7 +98,7 @@ class FixedWorkflow:
             regime="agent",
             ended=True,
         )
-        if parsed.action == wanted or turn.ended in ("length", "failed"):
+        if parsed.action == wanted or turn.ended == "length":
             return _kept(context, turn)
         text = f"<reason>{parsed.reason}</reason>"
         if wanted == "image_search":
