@@ -150,15 +150,6 @@ def _provider(endpoint: str, *, per_minute: float, usd_per_call: float) -> Confi
     return c
 
 
-def _chat(model: str) -> ConfigDict:
-    """A model behind an OpenAI-compatible endpoint."""
-    c = _provider("http://127.0.0.1:8000/v1", per_minute=6000, usd_per_call=0.0)
-    c.model = model
-    c.timeout_s = 60.0  # of a call, its retries included
-    c.max_retries = 4
-    return c
-
-
 def _reward() -> ConfigDict:
     c = ConfigDict()
     # `em`, `em_published`, `sub_em`, `f1`; `infoseek`, `mmsearch_f1`, `simplevqa`, `livevqa` are
