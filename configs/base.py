@@ -121,7 +121,8 @@ def _search() -> ConfigDict:
     c.show_links = True  # links are part of an item's text
     c.summary_words = 120  # words of a summary; offline a window around the query's words
     # Where results come from: `local`, the embedded world; `index`, a folder that the mode `index`
-    # made; `live`, the providers named below, the record, or both.
+    # made; `live`, the providers named below, the record, or both; `server`, what the mode
+    # search-server serves elsewhere.
     c.kind = "local"
     c.index_folder = ""  # of kind `index`
     c.text_provider = "serper"  # `serper`, `serpapi`, `tavily`; each key is in the environment
@@ -148,6 +149,8 @@ def _search() -> ConfigDict:
     c.serpapi = _provider("https://serpapi.com", per_minute=60, usd_per_call=0.015)
     c.tavily = _provider("https://api.tavily.com", per_minute=100, usd_per_call=0.008)
     c.jina = _provider("https://r.jina.ai", per_minute=20, usd_per_call=0.0)  # the keyless pace
+    c.server = _provider("http://127.0.0.1:8100", per_minute=60_000, usd_per_call=0.0)
+    c.server.concurrency = 128
     c.chat = _provider("http://127.0.0.1:8000/v1", per_minute=6000, usd_per_call=0.0)
     c.chat.model = "Qwen/Qwen3-32B"  # writes the summaries, behind any OpenAI-compatible endpoint
     return c
@@ -159,15 +162,6 @@ def _provider(endpoint: str, *, per_minute: float, usd_per_call: float) -> Confi
     c.per_minute = float(per_minute)  # starts of calls a minute, evenly spaced
     c.concurrency = 16  # calls at once
     c.usd_per_call = usd_per_call  # US dollars
-    return c
-
-
-def _chat(model: str) -> ConfigDict:
-    """A model behind an OpenAI-compatible endpoint."""
-    c = _provider("http://127.0.0.1:8000/v1", per_minute=6000, usd_per_call=0.0)
-    c.model = model
-    c.timeout_s = 60.0  # of a call, its retries included
-    c.max_retries = 4
     return c
 
 

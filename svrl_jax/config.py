@@ -14,7 +14,7 @@ _CHOICES = {
     "eval.filter": ("model", "words"),
     "reward.oracle": ("rule", "model", "policy"),
     "search.image_items": ("full", "titles"),
-    "search.kind": ("local", "index", "live"),
+    "search.kind": ("local", "index", "live", "server"),
     "search.text_provider": TEXT_PROVIDERS,
     "search.image_provider": IMAGE_PROVIDERS,
     "search.page_reader": ("fetch", "jina", "none"),
@@ -138,7 +138,7 @@ def _check_search(config: ConfigDict) -> None:
     for key in ("max_calls", "max_usd", "max_retries", "max_wait_s", "max_redirects"):
         if search[key] < 0:
             raise ConfigError(f"config.search.{key} is {search[key]}; it must be 0 or more")
-    for name in ("serper", "serpapi", "tavily", "jina", "chat"):
+    for name in ("serper", "serpapi", "tavily", "jina", "chat", "server"):
         provider = search[name]
         if provider.per_minute <= 0 or provider.concurrency < 1 or provider.usd_per_call < 0:
             raise ConfigError(

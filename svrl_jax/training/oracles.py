@@ -33,7 +33,7 @@ def make_oracle(bench: Bench, folder: pathlib.Path | None) -> Oracle:
     if reward.oracle == "rule":
         return RuleOracle(reward.min_alias_chars)
     if reward.oracle == "policy":
-        return ModelOracle(_initial_policy(bench), INITIAL)
+        return policy_oracle(bench)
     return endpoint_oracle(reward, folder)
 
 
@@ -44,15 +44,23 @@ def describe_oracle(reward: ConfigDict) -> str:
     return model_oracle.name_of(INITIAL if reward.oracle == "policy" else reward.oracle_chat.model)
 
 
+def policy_oracle(bench: Bench) -> ModelOracle:
+    """The frozen initial policy as the oracle."""
+    return ModelOracle(_initial_policy(bench), INITIAL)
+
+
 def endpoint_oracle(reward: ConfigDict, folder: pathlib.Path | None) -> ModelOracle:
     """The oracle behind `reward.oracle_chat`; see `make_oracle`."""
+    return ModelOracle(endpoint_writer(reward, folder), reward.oracle_chat.model)
+
+
+def endpoint_writer(reward: ConfigDict, folder: pathlib.Path | None) -> model_oracle.WriteAll:
+    """Asks `reward.oracle_chat` and keeps its replies; see `make_oracle`."""
     path = reward.oracle_record or (folder / RECORD if folder is not None else None)
     record = None if path is None else SearchRecord(path, "replay_or_live")
     chat = reward.oracle_chat
     complete = chat_model(chat, "oracle", model_oracle.KEY)
-    return ModelOracle(
-        model_oracle.over_threads(complete, chat.model, record, chat.concurrency), chat.model
-    )
+    return model_oracle.over_threads(complete, chat.model, record, chat.concurrency)
 
 
 def _initial_policy(bench: Bench) -> model_oracle.WriteAll:

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image
+from werkzeug.wrappers import Response
 
 from svrl_jax.data import world
 from svrl_jax.evals import stats
 from svrl_jax.models.qwen_vl.weights import load_weights
-from svrl_jax.records import read_records, record_files
+from svrl_jax.records import Record, read_records, record_files, write_records
+from svrl_jax.rewards import audit
 from svrl_jax.training.run_folder import read_metrics
+from svrl_jax.types import SearchItem, ToolCall
 from tests.experiments.conftest import CONFIG, hashes
 from tests.hf_reference import assert_transformers_agrees
 
@@ -127,6 +130,59 @@ def test_annotate_writes_labels_beside_the_records(cli, trained, tmp_path):
         assert line["queries"] == list(record.score.labels.queries)
     # A second time replaces them.
     assert cli("annotate", run)[0] == 0 and hashes(run) == after
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """A run folder with one episode that looked the picture up and asked two queries."""
+    kind = audit.KINDS[0]
+    items = tuple(SearchItem(name, name, text=f"about {name}") for name in "abc")
+    turns = [
+        ("<reason>r</reason><search><img></search>", ToolCall("image_search", "", items)),
+        (
+            "<reason>r</reason><verify>1,0,0</verify><text_search>aa, bb</text_search>",
+            ToolCall("text_search", "bb", items[:2]),
+        ),
+        ("<reason>r</reason><verify>1,0</verify><answer>x</answer>", None),
+    ]
+    episode = audit.scripted_episode(kind.task, turns, num_queries=2)
+    record = Record(episode=episode, task=kind.task, score=None, advantage=0.0)
+    write_records(tmp_path / "run" / "episodes", "step_000000", [record])
+    return tmp_path / "run"
+
+
+def test_annotate_asks_models_and_keeps_what_they_say(cli, searched, httpserver):
+    def answer(request):
+        system, user = (m["content"] for m in request.json["messages"])
+        asked = json.loads(user.split("\n\nYour last")[0])
+        seen.append(asked)
+        mark = "1" if "items" in system else "0"  # the judge of queries thinks otherwise
+        counts = ((k, len(asked[k])) for k in ("queries", "items") if k in asked)
+        text = "\n".join(f"{name}: {','.join(mark * count)}" for name, count in counts)
+        body = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
+        return Response(json.dumps(body), content_type="application/json")
+
+    seen = []
+    httpserver.expect_request("/chat/completions").respond_with_handler(answer)
+    endpoint = f"--config.reward.oracle_chat.endpoint={httpserver.url_for('').rstrip('/')}"
+    command = ("annotate", searched, CONFIG, endpoint)
+    code, out, _ = cli(*command, "--oracle=model")
+    assert code == 0 and "5 items verified" in out and len(seen) == 2
+    code, out, _ = cli(*command, "--labels=query_judge")
+    assert code == 0 and "queries judged good 0.000" in out and seen[2]["queries"] == ["bb"]
+    (line,) = (searched / "episodes" / "step_000000.labels.jsonl").read_text().splitlines()
+    line = json.loads(line)
+    assert line["items"] == [[1, 1, 1], [1, 1]] and line["queries"] == [1]
+    assert line["proposals"] == [[1, 1]] and line["answered"] and line["query_judge"] == [0]
+    assert "Qwen" in line["oracle"] and "Qwen" in line["query_judge_name"]
+    # A second time nobody is asked: the run's folder holds the replies.
+    assert cli(*command, "--oracle=model", "--labels=oracle,query_judge")[0] == 0
+    assert len(seen) == 3
+
+
+def test_annotate_refuses_what_it_does_not_know(cli, searched):
+    assert "known are oracle, query_judge" in cli("annotate", searched, "--labels=x")[2]
+    assert "name a config" in cli("annotate", searched, "--oracle=model")[2]
 
 
 @pytest.mark.parametrize("regime", ["agent", "direct"])
