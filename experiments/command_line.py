@@ -28,6 +28,7 @@ from svrl_jax.evals.consensus import EmbeddingError
 from svrl_jax.processing.images import PictureError
 from svrl_jax.records import RecordError
 from svrl_jax.search.errors import SearchSetupError, SearchStopped
+from svrl_jax.search.fvqa_cache import CacheError
 from svrl_jax.search.imported import ImportedError
 from svrl_jax.search.record import SearchRecordError
 from svrl_jax.search.stored import IndexBuildError
@@ -61,7 +62,7 @@ _KNOWN = (
     RecordError,
     RunFolderError, MeshError, PolicyFolderError, PrepareError, PreparedError, TableError,
     FileNotFoundError, IndexBuildError, ImportedError, SearchRecordError, SearchSetupError,
-    SearchStopped, TraceError, EmbeddingError, ReadmeError,
+    SearchStopped, TraceError, CacheError, EmbeddingError, ReadmeError,
 )  # fmt: skip
 
 
