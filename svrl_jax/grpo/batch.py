@@ -306,7 +306,8 @@ class _Writer:
             longest = max(rows_lib.row_length(row, self.episodes) for row in rows)
             length, least = length_bucket(longest, self.config.length_buckets), MIN_ROWS
         else:
-            length, least = self.config.row_tokens, 1
+            # Full or half full: each number of rows is a program of its own.
+            length, least = self.config.row_tokens, max(1, self.config.microbatch_rows // 2)
         height = row_bucket(len(rows), self.config.microbatch_rows, least, self.min_rows)
         shape, targets = (height, length), (height, target_bucket(most, length))
         return TrainBatch(

@@ -38,7 +38,7 @@ def test_worked_example_of_a_shared_row(config):
     assert micro.episode_index[0, :6].tolist() == [0, 0, 0, 1, 1, 2]
     assert micro.advantages.tolist() == [-0.5, 0.5, 0.25, 0.0]
     assert batch.minibatches[0].origins[0].tolist() == [1, 0, 2, -1]
-    assert (batch.num_slots, batch.num_real, batch.num_saved) == (16, 12, 3)
+    assert (batch.num_slots, batch.num_real, batch.num_saved) == (32, 12, 3)
     # 8 tokens of a shared group: 3 * 4 / 2 + (3 * 3 + 3 * 4 / 2) + (2 * 3 + 2 * 3 / 2); and 4.
     assert attended_pairs(micro.group_id, micro.branch_id) == 6 + 15 + 9 + 10
 
