@@ -25,6 +25,7 @@ from svrl_jax.data.tables import TableError
 from svrl_jax.data.traces import TraceError
 from svrl_jax.processing.images import PictureError
 from svrl_jax.records import RecordError
+from svrl_jax.rollout.remote import PolicyStopped
 from svrl_jax.search.errors import SearchSetupError, SearchStopped
 from svrl_jax.search.imported import ImportedError
 from svrl_jax.search.record import SearchRecordError
@@ -57,7 +58,7 @@ _KNOWN = (
     UsageError, ConfigError, CheckpointError, MissingDataError, PictureError, RecordError,
     RunFolderError, MeshError, PolicyFolderError, PrepareError, PreparedError, TableError,
     FileNotFoundError, IndexBuildError, ImportedError, SearchRecordError, SearchSetupError,
-    SearchStopped, TraceError,
+    SearchStopped, TraceError, PolicyStopped,
 )  # fmt: skip
 
 

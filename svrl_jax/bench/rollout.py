@@ -217,6 +217,8 @@ def rollout_config(workload: Workload) -> ConfigDict:
             "budget": workload.episode_tokens,
             "decode_chunk": 16,
             "cache_dtype": "float32",
+            "top_k": 0,
+            "top_p": 1.0,
         }
     )
 
