@@ -189,7 +189,12 @@ def _reward() -> ConfigDict:
     c.search_penalty = 0.0  # flat factor (1 - p) on r_acc if any tool was called (MMSearch-R1: 0.1)
     c.drop_flagged = True  # episodes with a failed tool leave the group
     c.drop_unanswered_oracle = True  # episodes whose oracle did not answer leave the group
+    # Who labels queries and items in training: `rule`, offline; `model`, behind oracle_chat;
+    # `policy`, the frozen initial policy (rollout.budget must have room for what it reads).
+    c.oracle = "rule"
     c.min_alias_chars = 3  # rule oracle: shorter aliases do not count as evidence
+    c.oracle_chat = _chat("Qwen/Qwen3-32B")  # key: ORACLE_API_KEY
+    c.oracle_record = ""  # sqlite file that keeps replies; "": oracle.sqlite in the run's folder
     # `greedy` pass of the initial policy; `rate` of its right answers over samples; `category` of
     # the data set where it says so (FVQA's training rows), else the greedy pass.
     c.search_free_source = "greedy"
@@ -200,16 +205,25 @@ def _reward() -> ConfigDict:
 
 def _grpo() -> ConfigDict:
     c = ConfigDict()
-    c.objective = "dr_grpo"  # `dr_grpo`, `grpo`
-    c.clip_low = 0.2  # epsilon below
-    c.clip_high = 0.2  # epsilon above
-    c.kl_coef = 0.001  # beta of the k3 estimate to the frozen initial policy (published)
-    c.inner_steps = 1  # updates a batch of episodes
+    c.objective = "dr_grpo"  # `dr_grpo`, `grpo`, `dapo`, `gspo` (grpo/loss.py)
+    c.clip_low = 0.2  # epsilon below; gspo wants about 3e-4
+    c.clip_high = 0.2  # epsilon above; gspo wants about 4e-4
+    c.kl_coef = 0.001  # beta of the KL term to the frozen initial policy (published)
+    c.kl_estimator = "k3"  # `k1`, `k2`, `k3`
+    c.ref_dtype = "float32"  # of the frozen initial policy; bfloat16 halves its memory
+    c.inner_steps = 1  # passes over a batch of episodes
+    c.minibatches = 1  # optimiser steps of a pass; groups stay whole
     c.drop_equal_groups = False  # leave groups without spread out of the batch (their KL too)
     c.equal_tolerance = 1e-6  # max - min of shaped rewards below which a group is equal
+    c.max_resamples = 0  # times a step samples its equal groups again; the last draw counts
+    c.mask_overlong = False  # episodes that ran out of budget leave the loss, not the statistics
     c.importance_cap = 0.0  # truncated importance weight's cap; 0 turns it off
-    c.microbatch_rows = 32  # rows of one gradient program; the result does not depend on it
-    c.length_buckets = (8192,)  # padded row lengths; the result does not depend on them
+    # What stands in a row (grpo/rows.py): `single` episodes, `packed` ones, or `shared` prompts.
+    # The result does not depend on it, nor on the sizes below.
+    c.layout = "shared"
+    c.row_tokens = 8192  # length of packed and shared rows
+    c.length_buckets = (8192,)  # padded lengths of single rows
+    c.microbatch_rows = 32  # rows of one gradient program
     return c
 
 
@@ -233,6 +247,33 @@ def _eval() -> ConfigDict:
     c.modes = ("sampled", "greedy")  # temperature 1, temperature 0
     c.query_choice = "first"  # which proposal runs at evaluation
     c.num_items = 0  # 0: all
+    # At the end of training, evaluate the initial policy and scripted marks too; else the trained
+    # policy alone.
+    c.compare = True
+    c.samples = 1  # episodes a question where the mode is sampled; greedy has one
+    # Scorers of the answers: `judge`, or any that reward.scorer takes; Acc is by the first. ()
+    # takes reward.scorer.
+    c.scorers = ()
+    # Of the regime `agent_verifier`: what filters items before the policy sees them. `model`:
+    # eval.verifier; `words`: a rule, keeps items that share a word with the question or query.
+    c.filter = "model"
+    # Of test-time scaling: "" for letters in common (local, light), sentence-transformers/MODEL, or
+    # module:function, texts -> vectors.
+    c.embedding = ""
+    c.usd_per_million_in = 0.0  # price of the policy's input tokens, US dollars, for tables
+    c.usd_per_million_out = 0.0  # of its generated tokens
+    c.judge = _chat("gpt-5-mini")  # key: JUDGE_API_KEY
+    c.verifier = _chat("Qwen/Qwen3-32B")  # key: VERIFIER_API_KEY
+    c.judge_record = ""  # sqlite file that keeps verdicts; "": judge.sqlite in the run folder
+    return c
+
+
+def _chat(model: str) -> ConfigDict:
+    """A model behind an OpenAI-compatible endpoint."""
+    c = _provider("http://127.0.0.1:8000/v1", per_minute=6000, usd_per_call=0.0)
+    c.model = model
+    c.timeout_s = 60.0  # of a call, its retries included
+    c.max_retries = 4
     return c
 
 

@@ -17,6 +17,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 MODES = {
     "train": "train a policy by GRPO under the SVRL reward, or go on with a stopped run",
     "eval": "evaluate a policy folder on the config's splits; writes records and figures",
+    "analyse": "every table and figure of evaluated runs, and the failure report",
+    "sweep": "one run for each word of a config and each seed, and tables over them; resumable",
+    "import_traces": "make an evaluated run of another agent's recorded traces",
+    "rescore": "score a run's recorded answers again, or judge what is unscored, without a rollout",
     "ask": "one picture and one question: print the episode",
     "prepare": "turn downloaded data sets, or a table of your own, into what train and eval read",
     "pretrain": "make the embedded default's initial policy and its labels again",

@@ -16,6 +16,7 @@ from types import ModuleType
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from svrl_jax.analysis.ablations import ReadmeError
 from svrl_jax.checkpoint import CheckpointError
 from svrl_jax.config import ConfigError
 from svrl_jax.data.prepare import PrepareError
@@ -23,6 +24,7 @@ from svrl_jax.data.prepared import PreparedError
 from svrl_jax.data.sources import MissingDataError
 from svrl_jax.data.tables import TableError
 from svrl_jax.data.traces import TraceError
+from svrl_jax.evals.consensus import EmbeddingError
 from svrl_jax.processing.images import PictureError
 from svrl_jax.records import RecordError
 from svrl_jax.rollout.remote import PolicyStopped
@@ -58,7 +60,7 @@ _KNOWN = (
     UsageError, ConfigError, CheckpointError, MissingDataError, PictureError, RecordError,
     RunFolderError, MeshError, PolicyFolderError, PrepareError, PreparedError, TableError,
     FileNotFoundError, IndexBuildError, ImportedError, SearchRecordError, SearchSetupError,
-    SearchStopped, TraceError, PolicyStopped,
+    SearchStopped, TraceError, EmbeddingError, ReadmeError, PolicyStopped,
 )  # fmt: skip
 
 

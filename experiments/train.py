@@ -13,9 +13,9 @@ from svrl_jax import checkpoint, grpo
 from svrl_jax import config as config_lib
 from svrl_jax.analysis import figures, tables
 from svrl_jax.models.qwen_vl.weights import save_folder
-from svrl_jax.rewards.oracle import RuleOracle
 from svrl_jax.training import assemble, finish, loop, run_folder, task_source
 from svrl_jax.training.labels import SearchFree
+from svrl_jax.training.oracles import make_oracle
 from svrl_jax.training.progress import Progress
 
 
@@ -33,7 +33,6 @@ def main(call: command_line.Call) -> int:
     run_folder.check_workdir(workdir, config)
     splits = task_source.eval_splits(config)  # fails now rather than after the last step
     bench = assemble.assemble(config)
-    oracle = RuleOracle(config.reward.min_alias_chars)
     spec = grpo.make_spec(
         bench.model,
         config.grpo,
@@ -50,6 +49,7 @@ def main(call: command_line.Call) -> int:
         run = run_folder.RunFolder(workdir, config)  # only now: until here nothing is written
         start = int(state.step)
         run.start_at(start)
+        oracle = make_oracle(bench, run.path)
         with Progress(config.num_steps, start) as progress:
             search_free = SearchFree(bench, run.path / "search_free.json", progress.say)
             if start:
@@ -67,7 +67,9 @@ def main(call: command_line.Call) -> int:
             )
             if not splits:
                 progress.say(f"{config.data.source} has no split to evaluate on")
-            summary = finish.compare(bench, state.params, search_free, oracle, progress.say)
+            summary = finish.compare(
+                bench, state.params, search_free, oracle, progress.say, run.path
+            )
         run.write_json("summary.json", summary)
         (run.path / "summary.md").write_text(tables.as_markdown(summary), encoding="utf-8")
         progress.console.print(tables.as_screen(summary))

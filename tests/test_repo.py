@@ -113,7 +113,11 @@ def test_the_package_imports_neither_configs_nor_modes(name):
     assert [m for m in imports(name) if m.split(".")[0] in ("configs", "experiments")] == []
 
 
-@pytest.mark.parametrize("name", modules_in("rollout") + modules_in("evals"))
+NO_ORACLE = (*map(modules_in, ("rollout", "evals", "analysis")), ["svrl_jax.rewards.judge"])
+NO_ORACLE += ([f"experiments.{m}" for m in ("eval", "rescore", "analyse", "import_traces")],)
+
+
+@pytest.mark.parametrize("name", sum(NO_ORACLE, []))
 def test_rollout_and_evaluation_never_reach_the_oracle(name):
     assert "svrl_jax.rewards.oracle" not in reachable(name)
 

@@ -165,6 +165,11 @@ class Engine:
             self.config, lambda pixels, plan: self._encode(self._params, pixels, plan), self.counts
         )
 
+    @property
+    def params(self) -> nnx.State:
+        """What is sampled from."""
+        return self._params
+
     def set_params(self, params: nnx.State) -> None:
         """Samples from these parameters (`nnx.split(model)[1]`) from now on; caches are emptied."""
         self._params = params

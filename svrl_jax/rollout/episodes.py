@@ -231,7 +231,7 @@ def run_all(
     waiting: dict[int, tuple[Running, tools_lib.PendingCall]] = {}  # by slot
     num_done = 0
     figures = RolloutFigures() if figures is None else figures
-    figures.begin(config.slots)
+    figures.begin(config.slots, policy.counts)
     last = time.perf_counter()
 
     def settle(slot, one):
@@ -278,7 +278,7 @@ def run_all(
         now = time.perf_counter()
         figures.counts["slot_s"] += (now - last) * (len(sampling) + len(waiting))
         last = now
-    figures.end(policy.counts)
+    figures.end()
 
 
 class Running:

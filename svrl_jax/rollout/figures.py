@@ -7,7 +7,7 @@ import time
 
 # What policies count; see `Engine` and `EnginePolicy`. Seconds are of the host's clock.
 NAMES = (
-    "sampled_tokens_per_s",
+    "tokens_per_s",
     "lane_occupancy",
     "slot_occupancy",
     "tool_wait_share",
@@ -36,16 +36,19 @@ class RolloutFigures:
         self.slots = 0
         self._seconds = 0.0
         self._started: float | None = None
+        self._policy_counts: collections.Counter[str] = collections.Counter()
+        self._before: collections.Counter[str] = collections.Counter()
 
-    def begin(self, slots: int) -> None:
-        """Starts the clock."""
+    def begin(self, slots: int, policy_counts: collections.Counter[str]) -> None:
+        """Starts the clock; the policy's counts so far are others'."""
         self.slots, self._started = slots, time.perf_counter()
+        self._policy_counts, self._before = policy_counts, policy_counts.copy()
 
-    def end(self, policy_counts: collections.Counter[str]) -> None:
-        """Stops the clock and takes over what the policy counted since its last `end`."""
+    def end(self) -> None:
+        """Stops the clock and takes over what the policy counted since `begin`."""
         self._seconds, self._started = self.seconds, None
-        self.counts.update(policy_counts)
-        policy_counts.clear()
+        self.counts += self._policy_counts - self._before
+        self._policy_counts = self._before = collections.Counter()
 
     @property
     def seconds(self) -> float:
@@ -53,22 +56,17 @@ class RolloutFigures:
         now = 0.0 if self._started is None else time.perf_counter() - self._started
         return self._seconds + now
 
-    def line(
-        self, policy_counts: collections.Counter[str] | None = None
-    ) -> dict[str, float | None]:
+    def line(self) -> dict[str, float | None]:
         """The figures by NAMES: shares are fractions in [0, 1]; None where undefined.
 
         `saved_*` are shares of the tokens that a sampler without either would have prefilled: one
         that sends each sample's whole history every turn. Padding is the share of a program's
         places that held nothing.
-
-        Args:
-          policy_counts: the policy's own counts, while the rollout still runs.
         """
-        n = self.counts + (policy_counts or collections.Counter())
+        n = self.counts + (self._policy_counts - self._before)
         needed = n["prefilled"] + n["copied"] + n["held"]
         return {
-            "sampled_tokens_per_s": _share(n["sampled"], self.seconds),
+            "tokens_per_s": _share(n["sampled"], self.seconds),
             "lane_occupancy": _share(n["decoded"], n["lane_places"]),
             "slot_occupancy": _share(n["slot_s"], self.slots * self.seconds),
             "tool_wait_share": _share(n["tool_wait_s"], self.seconds),

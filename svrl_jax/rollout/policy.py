@@ -60,6 +60,8 @@ class Request:
       view: the episode as text.
       share_key: requests with equal keys have equal `ids` (the first `share_length` of them) and
         pictures, so that these may be computed once; None shares nothing. Only for new contexts.
+      begin: text that `ids` end in and that the turn begins with; what is sampled goes on from it.
+        A policy that reads `view` instead of `ids` is told here.
       share_length: None for all of `ids`; else fewer, and at least those of every picture.
     """
 
@@ -77,6 +79,7 @@ class Request:
     view: TurnView
     share_key: Hashable | None = None
     share_length: int | None = None
+    begin: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +105,7 @@ class TurnSampler(Protocol):
     """A policy: any number of requests go in, finished turns come out in any order.
 
     Attributes:
-      counts: whatever the policy counts; whoever reads it may clear it.
+      counts: whatever the policy counts, from its beginning; see `figures.RolloutFigures`.
     """
 
     counts: collections.Counter[str]
@@ -148,7 +151,9 @@ class ScriptedPolicy:
         self._queue = []
 
     def _answer(self, request: Request) -> SampledTurn:
-        return turn_of_text(request, self._script(request.view), self._tokenizer)
+        return turn_of_text(
+            request, self._script(request.view).removeprefix(request.begin), self._tokenizer
+        )
 
 
 def turn_of_text(request: Request, text: str, tokenizer, *, is_cut: bool = False) -> SampledTurn:

@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 
 from svrl_jax.processing.images import PictureError, load_picture
 from svrl_jax.protocol import render
+from svrl_jax.protocol.prompts import message_of
 from svrl_jax.rollout.information import UNREADABLE
 from svrl_jax.rollout.policy import Request, SampledTurn, TurnView, turn_of_text
 from svrl_jax.search.errors import ToolError
@@ -112,7 +113,7 @@ class RemotePolicy:
         task = view.task
         shown = [self._picture(task.picture, self._max_pixels)] if task.picture else []
         found = [
-            {"role": "system", "content": self._texts[view.regime]},
+            {"role": "system", "content": message_of(self._texts, view.regime)},
             {"role": "user", "content": [*shown, _text(task.question)]},
         ]
         for turn in view.turns:
@@ -147,9 +148,12 @@ class RemotePolicy:
 
     def _ask(self, request: Request) -> dict[str, Any]:
         remote = self._remote
+        messages = self.messages(request.view)
+        if request.begin:  # the server goes on from what the workflow wrote
+            messages.append({"role": "assistant", "content": request.begin})
         body = {
             "model": remote.model,
-            "messages": self.messages(request.view),
+            "messages": messages,
             "temperature": request.temperature,
             remote.limit_field: request.max_new_tokens,
             "seed": int(request.key[-1]) & 0x7FFFFFFF,
@@ -180,7 +184,9 @@ class RemotePolicy:
             usage = call.result().get("usage") or {}
             for name in ("prompt_tokens", "completion_tokens"):
                 self.counts[name] += int(usage.get(name) or 0)
-        return turn_of_text(request, text, self._tokenizer, is_cut=ended == "length")
+        return turn_of_text(
+            request, text.removeprefix(request.begin), self._tokenizer, is_cut=ended == "length"
+        )
 
 
 class _RefusedError(ToolError):

@@ -8,8 +8,9 @@ key depends on its episode, turn and position only.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from flax import nnx
@@ -89,6 +90,21 @@ class EnginePolicy:
             raise ValueError("set_params while turns are queued; collect them first")
         self._beginnings = {}
         self.engine.set_params(params if self._prepare is None else self._prepare(params))
+
+    @contextlib.contextmanager
+    def lent(self, params: nnx.State) -> Iterator[None]:
+        """Samples from other parameters within the block, and from those of before behind it.
+
+        Raises:
+          ValueError: turns are queued.
+        """
+        before = self.engine.params
+        self.set_params(params)
+        try:
+            yield
+        finally:
+            self.discard()
+            self.engine.set_params(before)
 
     def submit(self, request: Request) -> None:
         """Queues one turn.

@@ -90,7 +90,9 @@ class Transcript:
         Args:
           start: index into the tokens, not inside a picture.
         """
-        pixel_values, grids = np.concatenate(self._pixel_values), np.concatenate(self._grids)
+        some = self._pixel_values
+        pixel_values = some[0] if len(some) == 1 else np.concatenate(some)
+        grids = np.concatenate(self._grids)
         if start:
             ids = np.concatenate(self._ids)[:start]
             before = int((ids == self._config.image_token_id).sum())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from collections.abc import Callable
 
 from ml_collections import ConfigDict
@@ -60,6 +61,29 @@ def live_tools(config: ConfigDict, *, timeout_s: float) -> LiveTools:
     # A replay asks nobody, so it wants no key.
     services = _services(config, wants_keys=config.record_mode != "replay")
     return LiveTools(config, services, record, timeout_s=0.95 * timeout_s)
+
+
+def chat_model(config: ConfigDict, name: str, key_name: str) -> Callable[[str, str], str]:
+    """A model behind an OpenAI-compatible endpoint: (system, user) -> what it writes.
+
+    The function raises ToolError as `chat.complete` does, and may be called by several threads.
+
+    Args:
+      config: endpoint, model, per_minute, concurrency, usd_per_call, timeout_s, max_retries.
+      name: for messages.
+      key_name: environment variable of its key; servers of one's own may want none.
+    """
+    key = os.environ.get(key_name) or None
+    caller = Caller(
+        name, Web(allow_private=True), Budget(0, 0.0), config, key, chat.fault_of,
+        max_retries=config.max_retries, max_wait_s=config.timeout_s,
+    )  # fmt: skip
+
+    def complete(system: str, user: str) -> str:
+        deadline = time.monotonic() + config.timeout_s
+        return chat.complete(caller, key, config.model, system, user, deadline)
+
+    return complete
 
 
 def describe(config: ConfigDict, tools: object) -> str:

@@ -427,3 +427,15 @@ def test_information_is_put_together_of_template_and_plain_parts():
     assert len(items) == 2 and TOKENIZER.im_end_id not in items[1].ids
     _, note, _ = information_pieces(TOKENIZER, [], "failed")
     assert len(note) == 1
+
+
+@pytest.mark.case("A-S2")
+@pytest.mark.parametrize("action", [IMAGE_SEARCH, TEXT_SEARCH, ANSWER])
+@pytest.mark.parametrize("around", ["", " ", "\n ", ", "])
+def test_every_closing_tag_ends_the_turn_whatever_stands_around_it(action, around):
+    # The tags are the grammar's: there is no list of stops in which a space could hide one.
+    rule, ids = StopRule(TOKENIZER), encode(REASON + VERIFY + around + action)
+    assert rule(ids + encode(around + "tail"), 0)[1] == "action"
+    count, _ = rule(ids + encode(around + "tail"), 0)
+    assert TOKENIZER.decode(ids[:count]).rstrip().endswith(action[-9:])
+    assert rule(encode(REASON + around * 3), 0) is None

@@ -173,7 +173,6 @@ def test_deterministic_rollouts_do_not_depend_on_how_long_tools_take(policy):
 
 
 def test_figures_say_what_the_rollout_did(policy):
-    policy.counts.clear()
     figures = RolloutFigures()
     episodes = sum(play(policy, TASKS, figures=figures), [])
     n, line = figures.counts, figures.line()
@@ -185,10 +184,9 @@ def test_figures_say_what_the_rollout_did(policy):
     needed = prompts // 4 + appended - last
     assert n["prefilled"] + n["copied"] == prompts + appended - last
     assert needed <= n["prefilled"] <= 1.05 * needed
-    shares = [v for k, v in line.items() if k not in ("sampled_tokens_per_s", "compiles")]
+    shares = [v for k, v in line.items() if k not in ("tokens_per_s", "compiles")]
     assert set(line) == set(NAMES) and all(0.0 <= v <= 1.0 for v in shares)
     assert line["saved_by_sharing"] > 0 and line["saved_by_warm_caches"] > 0
-    assert not policy.counts
 
 
 def test_waiting_for_tools_is_measured():

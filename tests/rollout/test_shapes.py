@@ -32,9 +32,8 @@ TURNS = st.lists(
     min_size=4, max_size=4,
 )  # fmt: skip
 SIDES = st.lists(st.sampled_from([None, 8, 16, 24, 40]), max_size=3)
-GRIDS = st.lists(
-    st.tuples(st.just(1), st.sampled_from([2, 4, 6]), st.sampled_from([2, 8])), max_size=2
-)
+GRID = st.tuples(st.just(1), st.sampled_from([2, 4, 6]), st.sampled_from([2, 8]))
+GRIDS = st.lists(GRID, max_size=2)
 
 
 @pytest.mark.case("A-S4")

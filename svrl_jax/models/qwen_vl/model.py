@@ -119,12 +119,13 @@ class QwenVL(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps float[..., D] to float32[..., V], raw; unused rows of V included."""
-        if self.lm_head is None:
-            weight = self.language_model.embed_tokens.weight
-        else:
-            weight = self.lm_head.weight
-        weight = weight[...].astype(hidden.dtype)
+        weight = self.head_weight().astype(hidden.dtype)
         return jnp.einsum("...d,vd->...v", hidden, weight, preferred_element_type=jnp.float32)
+
+    def head_weight(self) -> jax.Array:
+        """float[V, D] of the vocabulary head: its own, or the embeddings it is tied to."""
+        head = self.language_model.embed_tokens if self.lm_head is None else self.lm_head
+        return head.weight[...]
 
     def embed(
         self, ids: jax.Array, image_embeds: jax.Array | None, image_index: jax.Array | None

@@ -159,3 +159,17 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     if mesh.empty or mesh.size == 1:
         return x
     return jax.lax.with_sharding_constraint(x, spec_of(axes, x.shape, dict(mesh.shape)))
+
+
+def constrain_params(params: Any) -> Any:
+    """Fixes where a parameter tree, or a gradient in its shape, lies on the mesh in force; as it is
+    without one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return params
+
+    def one(path, leaf):
+        spec = spec_of(logical_axes(path_name(path)), leaf.shape, dict(mesh.shape))
+        return jax.lax.with_sharding_constraint(leaf, spec)
+
+    return jax.tree_util.tree_map_with_path(one, params)
