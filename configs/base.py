@@ -24,12 +24,14 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data = _data()
     config.prompt = _prompt()
     config.model = _model()
+    config.lora = _lora()
     config.mesh = _mesh()
     config.rollout = _rollout()
     config.search = _search()
     config.reward = _reward()
     config.grpo = _grpo()
     config.optim = _optim()
+    config.alarms = _alarms()
     config.eval = _eval()
     config.pretrain = _pretrain()
     return config
@@ -70,6 +72,16 @@ def _model() -> ConfigDict:
     c.remat = (
         "none"  # kept for the backward pass: `none` all, `dots` products, `layer` inputs alone
     )
+    return c
+
+
+def _lora() -> ConfigDict:
+    """Low-rank adapters: they alone are trained, and the reference policy is free."""
+    c = ConfigDict()
+    c.rank = 0  # r; 0 trains the weights themselves
+    c.alpha = 32.0  # adapters are scaled by alpha / rank
+    # Patterns of linear maps, without layer numbers; `visual.blocks.*` for the vision tower too.
+    c.targets = ("language_model.layers.*",)
     return c
 
 
@@ -219,6 +231,29 @@ def _optim() -> ConfigDict:
     c.b2 = 0.95
     c.clip_norm = 1.0  # global gradient norm
     c.freeze = ()  # patterns of parameters that stay as they are, such as "visual.*"
+    return c
+
+
+def _alarms() -> ConfigDict:
+    """What is watched while a run goes on (training/alarms.py): a threshold, how many steps in a
+    row it must be passed, and what happens then: `off`, `warn` or `stop` (saved before)."""
+    c = ConfigDict()
+    c.sr_collapse = _alarm(0.02, 10, "warn")  # SR at or below: the policy has stopped searching
+    c.constant_mask = _alarm(0.98, 10, "warn")  # share of verify entries that are equal, at least
+    c.length_growth = _alarm(2.0, 5, "warn")  # policy tokens over those of the first steps, above
+    c.entropy_collapse = _alarm(0.05, 5, "warn")  # nats a token, below
+    c.sampler_gap = _alarm(0.05, 3, "warn")  # mean |log-prob difference| of sampler and trainer
+    c.kl = _alarm(0.5, 3, "warn")  # nats a token to the initial policy, above
+    c.skipped_updates = _alarm(0.5, 3, "stop")  # updates with a gradient that was not finite
+    c.first_steps = 5  # steps whose mean is the measure of length growth
+    return c
+
+
+def _alarm(threshold: float, steps: int, action: str) -> ConfigDict:
+    c = ConfigDict()
+    c.threshold = threshold
+    c.steps = steps  # in a row
+    c.action = action
     return c
 
 

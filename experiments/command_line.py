@@ -32,6 +32,7 @@ from svrl_jax.search.fvqa_cache import CacheError
 from svrl_jax.search.imported import ImportedError
 from svrl_jax.search.record import SearchRecordError
 from svrl_jax.search.stored import IndexBuildError
+from svrl_jax.training.alarms import AlarmStop
 from svrl_jax.training.assemble import PolicyFolderError
 from svrl_jax.training.mesh import MeshError
 from svrl_jax.training.run_folder import RunFolderError
@@ -57,7 +58,8 @@ class UsageError(Exception):
 
 
 _KNOWN = (
-    UsageError, ConfigError, CheckpointError, MissingDataError, PictureError, RecordError,
+    AlarmStop, UsageError, ConfigError, CheckpointError, MissingDataError, PictureError,
+    RecordError,
     RunFolderError, MeshError, PolicyFolderError, PrepareError, PreparedError, TableError,
     FileNotFoundError, IndexBuildError, ImportedError, SearchRecordError, SearchSetupError,
     SearchStopped, TraceError, CacheError, EmbeddingError, ReadmeError,

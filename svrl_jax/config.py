@@ -184,6 +184,16 @@ def _check_training(config: ConfigDict) -> None:
             f"config.grpo.minibatches ({config.grpo.minibatches}) is above "
             f"config.data.prompts_per_step ({config.data.prompts_per_step}): groups stay whole"
         )
+    for name, alarm in config.alarms.items():
+        if name == "first_steps":
+            continue
+        if alarm.action not in ("off", "warn", "stop") or alarm.steps < 1:
+            raise ConfigError(
+                f"config.alarms.{name}: action {alarm.action!r} must be one of off, warn, stop, "
+                f"and steps {alarm.steps} at least 1"
+            )
+    if config.lora.rank < 0 or (config.lora.rank and not config.lora.targets):
+        raise ConfigError("config.lora.rank must be 0 or more, and config.lora.targets not empty")
     if config.grpo.max_resamples < 0 or config.grpo.importance_cap < 0:
         raise ConfigError(
             "config.grpo.max_resamples and config.grpo.importance_cap must be 0 or more"

@@ -64,7 +64,7 @@ def unbroken(bench, tmp_path_factory) -> Done:
 
 
 def without_times(line):
-    return {k: v for k, v in line.items() if not k.endswith("_s")}
+    return {k: v for k, v in line.items() if not k.endswith(("_s", "_of_rate"))}
 
 
 def assert_same_line(found, expected):
