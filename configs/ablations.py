@@ -8,8 +8,8 @@
     no_aware, no_count, no_qalign, no_salign    without that factor
     no_gate        the verification factors beside r_acc instead of multiplying it (score.py)
 
-Format counts 0.1 in all. Two CPU cores, 25 steps of 16 x 8 episodes a run, then the 150 test
-questions at T = 1 and greedily. At 25 steps the quickstart has unlearnt most of its needless
+Format counts 0.1 in all. Two CPU cores, 20 steps of 16 x 8 episodes a run, then the 150 test
+questions at T = 1 and greedily. At 20 steps the quickstart has unlearnt most of its needless
 searches; the other figures are on their way.
 """
 
@@ -36,7 +36,7 @@ def get_config(arg: str = "full") -> ConfigDict:
     if arg not in CHANGES:
         raise ValueError(f"configs/ablations.py takes one of {', '.join(WORDS)}, got {arg!r}")
     config = quickstart.get_config()
-    config.num_steps = 25
+    config.num_steps = 20
     config.save_every = 5  # a stopped sweep loses little
     config.keep_checkpoints = 1
     config.log_episodes = False

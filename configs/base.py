@@ -24,6 +24,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data = _data()
     config.prompt = _prompt()
     config.model = _model()
+    config.lora = _lora()
     config.mesh = _mesh()
     config.rollout = _rollout()
     config.remote = _remote()
@@ -31,6 +32,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.reward = _reward()
     config.grpo = _grpo()
     config.optim = _optim()
+    config.alarms = _alarms()
     config.eval = _eval()
     config.pretrain = _pretrain()
     return config
@@ -71,6 +73,16 @@ def _model() -> ConfigDict:
     c.remat = (
         "none"  # kept for the backward pass: `none` all, `dots` products, `layer` inputs alone
     )
+    return c
+
+
+def _lora() -> ConfigDict:
+    """Low-rank adapters: they alone are trained, and the reference policy is free."""
+    c = ConfigDict()
+    c.rank = 0  # r; 0 trains the weights themselves
+    c.alpha = 32.0  # adapters are scaled by alpha / rank
+    # Patterns of linear maps, without layer numbers; `visual.blocks.*` for the vision tower too.
+    c.targets = ("language_model.layers.*",)
     return c
 
 
@@ -129,7 +141,8 @@ def _search() -> ConfigDict:
     c.show_links = True  # links are part of an item's text
     c.summary_words = 120  # words of a summary; offline a window around the query's words
     # Where results come from: `local`, the embedded world; `index`, a folder that the mode `index`
-    # made; `live`, the providers named below, the record, or both.
+    # made; `live`, the providers named below, the record, or both; `server`, what the mode
+    # search-server serves elsewhere.
     c.kind = "local"
     c.index_folder = ""  # of kind `index`
     c.text_provider = "serper"  # `serper`, `serpapi`, `tavily`; each key is in the environment
@@ -156,6 +169,8 @@ def _search() -> ConfigDict:
     c.serpapi = _provider("https://serpapi.com", per_minute=60, usd_per_call=0.015)
     c.tavily = _provider("https://api.tavily.com", per_minute=100, usd_per_call=0.008)
     c.jina = _provider("https://r.jina.ai", per_minute=20, usd_per_call=0.0)  # the keyless pace
+    c.server = _provider("http://127.0.0.1:8100", per_minute=60_000, usd_per_call=0.0)
+    c.server.concurrency = 128
     c.chat = _provider("http://127.0.0.1:8000/v1", per_minute=6000, usd_per_call=0.0)
     c.chat.model = "Qwen/Qwen3-32B"  # writes the summaries, behind any OpenAI-compatible endpoint
     return c
@@ -236,6 +251,29 @@ def _optim() -> ConfigDict:
     c.b2 = 0.95
     c.clip_norm = 1.0  # global gradient norm
     c.freeze = ()  # patterns of parameters that stay as they are, such as "visual.*"
+    return c
+
+
+def _alarms() -> ConfigDict:
+    """What is watched while a run goes on (training/alarms.py): a threshold, how many steps in a
+    row it must be passed, and what happens then: `off`, `warn` or `stop` (saved before)."""
+    c = ConfigDict()
+    c.sr_collapse = _alarm(0.02, 10, "warn")  # SR at or below: the policy has stopped searching
+    c.constant_mask = _alarm(0.98, 10, "warn")  # share of verify entries that are equal, at least
+    c.length_growth = _alarm(2.0, 5, "warn")  # policy tokens over those of the first steps, above
+    c.entropy_collapse = _alarm(0.05, 5, "warn")  # nats a token, below
+    c.sampler_gap = _alarm(0.05, 3, "warn")  # mean |log-prob difference| of sampler and trainer
+    c.kl = _alarm(0.5, 3, "warn")  # nats a token to the initial policy, above
+    c.skipped_updates = _alarm(0.5, 3, "stop")  # updates with a gradient that was not finite
+    c.first_steps = 5  # steps whose mean is the measure of length growth
+    return c
+
+
+def _alarm(threshold: float, steps: int, action: str) -> ConfigDict:
+    c = ConfigDict()
+    c.threshold = threshold
+    c.steps = steps  # in a row
+    c.action = action
     return c
 
 

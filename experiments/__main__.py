@@ -27,6 +27,7 @@ MODES = {
     "label": "find which tasks the initial policy answers without tools (search_free)",
     "annotate": "write oracle labels beside a run's recorded episodes and print mask figures",
     "index": "make a folder that config.search.kind=index searches, of your documents and pictures",
+    "search-server": "serve a config's searches over HTTP: hosts share keys, limits and record",
     "record": "look into a record of searches, export it, or import one from traces",
     "check_release": "compare a released checkpoint with transformers on real rows; speed and MFU",
     "bench": "measure a suite: tokens a second and shares of the product rate, beside a peer",
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from experiments import command_line
 
-    module = importlib.import_module(f"experiments.{mode}")
+    module = importlib.import_module(f"experiments.{mode.replace('-', '_')}")
     return command_line.run(module, [f"{argv[0]} {mode}", *argv[2:]])
 
 

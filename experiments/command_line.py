@@ -29,9 +29,11 @@ from svrl_jax.processing.images import PictureError
 from svrl_jax.records import RecordError
 from svrl_jax.rollout.remote import PolicyStopped
 from svrl_jax.search.errors import SearchSetupError, SearchStopped
+from svrl_jax.search.fvqa_cache import CacheError
 from svrl_jax.search.imported import ImportedError
 from svrl_jax.search.record import SearchRecordError
 from svrl_jax.search.stored import IndexBuildError
+from svrl_jax.training.alarms import AlarmStop
 from svrl_jax.training.assemble import PolicyFolderError
 from svrl_jax.training.mesh import MeshError
 from svrl_jax.training.run_folder import RunFolderError
@@ -57,10 +59,11 @@ class UsageError(Exception):
 
 
 _KNOWN = (
-    UsageError, ConfigError, CheckpointError, MissingDataError, PictureError, RecordError,
+    AlarmStop, UsageError, ConfigError, CheckpointError, MissingDataError, PictureError,
+    RecordError,
     RunFolderError, MeshError, PolicyFolderError, PrepareError, PreparedError, TableError,
     FileNotFoundError, IndexBuildError, ImportedError, SearchRecordError, SearchSetupError,
-    SearchStopped, TraceError, EmbeddingError, ReadmeError, PolicyStopped,
+    SearchStopped, TraceError, CacheError, EmbeddingError, ReadmeError, PolicyStopped,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from experiments import command_line
 from svrl_jax import checkpoint, grpo
 from svrl_jax import config as config_lib
 from svrl_jax.analysis import figures, tables
+from svrl_jax.models.qwen_vl import lora
 from svrl_jax.models.qwen_vl.weights import save_folder
 from svrl_jax.training import assemble, finish, loop, run_folder, task_source
 from svrl_jax.training.labels import SearchFree
@@ -46,6 +47,8 @@ def main(call: command_line.Call) -> int:
     folder = workdir / run_folder.CHECKPOINTS
     with checkpoint.Checkpoints(folder, keep=config.keep_checkpoints) as checkpoints:
         state, position = loop.restore(checkpoints, grpo.init_state(bench.initial_params, spec))
+        bench.initial_params = grpo.reference_params(bench.initial_params, spec)
+        nnx.update(bench.model, bench.initial_params)  # nobody else keeps another copy
         run = run_folder.RunFolder(workdir, config)  # only now: until here nothing is written
         start = int(state.step)
         run.start_at(start)
@@ -61,6 +64,9 @@ def main(call: command_line.Call) -> int:
             stream.close()
             checkpoints.wait()
             model = nnx.merge(nnx.split(bench.model)[0], state.params)
+            if config.lora.rank:
+                lora.save_adapter(model, run.path / "adapter", str(bench.folder))
+                model = lora.merge_lora(model)
             save_folder(model, run.export, dtype="bfloat16", extra_files_from=bench.folder)
             figures.training_curves(
                 run_folder.read_metrics(run.metrics), run.figures / "training.png"

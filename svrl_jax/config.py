@@ -14,7 +14,7 @@ _CHOICES = {
     "eval.filter": ("model", "words"),
     "reward.oracle": ("rule", "model", "policy"),
     "search.image_items": ("full", "titles"),
-    "search.kind": ("local", "index", "live"),
+    "search.kind": ("local", "index", "live", "server"),
     "search.text_provider": TEXT_PROVIDERS,
     "search.image_provider": IMAGE_PROVIDERS,
     "search.page_reader": ("fetch", "jina", "none"),
@@ -143,7 +143,7 @@ def _check_search(config: ConfigDict) -> None:
     for key in ("max_calls", "max_usd", "max_retries", "max_wait_s", "max_redirects"):
         if search[key] < 0:
             raise ConfigError(f"config.search.{key} is {search[key]}; it must be 0 or more")
-    for name in ("serper", "serpapi", "tavily", "jina", "chat"):
+    for name in ("serper", "serpapi", "tavily", "jina", "chat", "server"):
         provider = search[name]
         if provider.per_minute <= 0 or provider.concurrency < 1 or provider.usd_per_call < 0:
             raise ConfigError(
@@ -195,6 +195,16 @@ def _check_training(config: ConfigDict) -> None:
             f"config.grpo.minibatches ({config.grpo.minibatches}) is above "
             f"config.data.prompts_per_step ({config.data.prompts_per_step}): groups stay whole"
         )
+    for name, alarm in config.alarms.items():
+        if name == "first_steps":
+            continue
+        if alarm.action not in ("off", "warn", "stop") or alarm.steps < 1:
+            raise ConfigError(
+                f"config.alarms.{name}: action {alarm.action!r} must be one of off, warn, stop, "
+                f"and steps {alarm.steps} at least 1"
+            )
+    if config.lora.rank < 0 or (config.lora.rank and not config.lora.targets):
+        raise ConfigError("config.lora.rank must be 0 or more, and config.lora.targets not empty")
     if config.grpo.max_resamples < 0 or config.grpo.importance_cap < 0:
         raise ConfigError(
             "config.grpo.max_resamples and config.grpo.importance_cap must be 0 or more"

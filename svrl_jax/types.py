@@ -319,7 +319,8 @@ class TrainBatch:
       predictor_index: int32[B, M], place of the token whose output predicts it: the one before it
         in its episode, which may be a shared prompt's last.
       episode_index: int32[B, M], its episode.
-      span_index: int32[B, M], part of the turn it belongs to, by `grpo.batch.SPANS`; metrics only.
+      span_index: int32[B, M], part of the turn it belongs to, by `protocol.spans.SPANS`; for
+        metrics only.
       loss_mask: float32[B, M], 1 where there is a trained token, 0 on padding.
       advantages: float32[E].
       old_per_token_logps: float32[B, M], sampler's.

@@ -138,6 +138,8 @@ def test_nothing_imports_torch_tensorflow_or_pickle(name):
     roots = {m.split(".")[0] for m in imports(name)}
     if re.fullmatch(r"svrl_jax\.bench\.\w+_peer", name):  # what we are measured against
         roots.discard("torch")
+    if name == "svrl_jax.search.fvqa_cache":  # its unpickler resolves no name but pictures'
+        roots.discard("pickle")
     assert roots.isdisjoint({"torch", "tensorflow", "pickle", "cloudpickle", "dill", "joblib"})
 
 
@@ -184,6 +186,8 @@ def test_every_key_is_read_somewhere():
         owners = {"config", "search_config", "rollout_config", *stages[-1:]}
         if stages[:2] == ["pretrain", "phases"]:
             owners = {"phase", "p"}
+        if stages == ["alarms", *stages[1:2]] and len(stages) == 2:
+            owners = {"alarm"}
         if not any((owner, leaf) in read for owner in owners):
             dead.append(key)
     assert dead == []
@@ -214,6 +218,6 @@ def test_the_readme_lists_every_mode():
 
     text = (ROOT / "README.md").read_text("utf-8")
     assert [m for m in MODES if not re.search(rf"\| `{m}\b", text)] == []
-    assert set(MODES) | {"command_line", "__main__"} >= {
+    assert {m.replace("-", "_") for m in MODES} | {"command_line", "__main__"} >= {
         n.split(".")[1] for n in SOURCES if re.match(r"experiments\.\w", n)
     }

@@ -98,7 +98,8 @@ def write(
     for mode in modes:
         blocks.append(means(runs, mode))
         known = [r for r in references if r in _words(runs)]
-        blocks += [differences(runs, mode, reference) for reference in known]
+        found = [differences(runs, mode, reference) for reference in known]
+        blocks += [block for block in found if block.rows]
     for block in blocks:
         write_csv(block, out / f"{block.file_name}.csv")
     text = "\n".join([note, "", *map(block_markdown, blocks)])

@@ -201,8 +201,8 @@ def grpo_config(row_tokens: int, microbatch_rows: int, **changes):
     return ConfigDict(values | changes)
 
 
-def make_update(model, config, budget: int, remat: str = "none"):
-    """(state, spec) of a model; AdamW as torch's default."""
+def make_update(model, config, budget: int, remat: str = "none", is_abstract: bool = False):
+    """(state, spec) of a model; AdamW as torch's default. Of a model of shapes: no state."""
     from flax import nnx
     from ml_collections import ConfigDict
 
@@ -219,7 +219,7 @@ def make_update(model, config, budget: int, remat: str = "none"):
         model, config, optim, temperature=1.0, budget=budget, banned_ids=banned(model.config),
         remat=remat,
     )  # fmt: skip
-    return grpo.init_state(nnx.split(model)[1], spec), spec
+    return None if is_abstract else grpo.init_state(nnx.split(model)[1], spec), spec
 
 
 def make_folder(name: str, folder: str) -> dict:

@@ -205,7 +205,7 @@ def _cases(found, group: str, about: Mapping[str, Any], scorer: str, labels) -> 
         if task is None:
             raise RecordError(f"{path} has episodes without their task: evaluate them again")
         key = episode.task_id, episode.sample
-        line = written.get(key)
+        line = written.get(key, {})  # an oracle's labels, an external judge's, both or none
         is_free, rate = labels.get(task.id, (None, None))
         cases.append(
             Case(
@@ -213,9 +213,9 @@ def _cases(found, group: str, about: Mapping[str, Any], scorer: str, labels) -> 
                 task=task,
                 verdicts=verdicts.get(key, {}),
                 scorer=scorer,
-                labels=None if line is None else _labels_of(line),
-                oracle="" if line is None else str(line["oracle"]),
-                query_verdicts=() if line is None else tuple(line.get("query_judge") or ()),
+                labels=_labels_of(line) if "items" in line else None,
+                oracle=str(line.get("oracle", "")),
+                query_verdicts=tuple(line.get("query_judge", ())),
                 search_free=is_free,
                 rate=rate,
                 allowed=about["allowed_calls"],

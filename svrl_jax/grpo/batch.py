@@ -22,8 +22,6 @@ from svrl_jax.types import Episode, TrainBatch
 MIN_ROWS = 8
 # Shares of a row that its trained tokens are given room for.
 TARGET_SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
-# Parts of a policy turn, by number; `svrl_jax.training.spans` finds them.
-SPANS = ("other", "reason", "mask", "query", "answer")
 
 # The picture grids are a host value that changes from batch to batch. The update empties them
 # before a batch enters jit (the vision plan carries them as arrays), else every new set would
@@ -115,7 +113,7 @@ def make_batches(
       merge_size: patches on a side of one picture token's cell.
       image_token_id: id of a picture token in `Episode.ids`.
       pad_id: id written behind a row's end; never read.
-      spans: [P][G] int[T], number in SPANS of each policy token; None calls all of them `other`.
+      spans: [P][G] int[T], number in `protocol.spans.SPANS` of each token; None: all `other`.
       min_rows: rows of every microbatch are a multiple of it (the devices that rows are split
         over).
     Returns:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from svrl_jax.grpo.batch import SPANS, StepBatch
+from svrl_jax.grpo.batch import StepBatch
 from svrl_jax.models.qwen_vl.config import QwenVLConfig
 from svrl_jax.models.qwen_vl.flops import attended_pairs, forward_flops
 from svrl_jax.models.qwen_vl.sharding import path_name
+from svrl_jax.protocol.spans import SPANS
 from svrl_jax.types import TrainBatch
 
 # Module of a parameter, by a part of its name; the first match counts.

@@ -21,12 +21,13 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from svrl_jax.grpo import figures
-from svrl_jax.grpo.batch import SPANS, MiniBatch, StepBatch
+from svrl_jax.grpo.batch import MiniBatch, StepBatch
 from svrl_jax.grpo.logps import per_token_logps
 from svrl_jax.grpo.loss import LossOptions, loss_denominator, loss_sums
 from svrl_jax.grpo.optimizer import OptimOptions, steps_done, with_frozen
 from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig, VisionPlan, plan_vision
 from svrl_jax.models.qwen_vl.attention_backends import are_plain_rows
+from svrl_jax.models.qwen_vl.lora import ADAPTERS, has_lora
 from svrl_jax.models.qwen_vl.sharding import (
     constrain_params,
     on_mesh,
@@ -35,6 +36,7 @@ from svrl_jax.models.qwen_vl.sharding import (
     place,
     place_params,
 )
+from svrl_jax.protocol.spans import SPANS
 from svrl_jax.types import TrainBatch
 
 
@@ -137,7 +139,7 @@ def make_spec(
             importance_cap=config.importance_cap,
             budget=budget,
         ),
-        optim=OptimOptions(**{k: v for k, v in optim.items()}),
+        optim=OptimOptions(**optim, only=ADAPTERS if has_lora(model) else ()),
         inner_steps=config.inner_steps,
         ref_dtype=config.ref_dtype,
         mesh=mesh,

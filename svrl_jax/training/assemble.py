@@ -18,7 +18,8 @@ from ml_collections import ConfigDict
 
 from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig
 from svrl_jax.models.qwen_vl.execution import Execution
-from svrl_jax.models.qwen_vl.sharding import sharding_of
+from svrl_jax.models.qwen_vl.lora import add_lora
+from svrl_jax.models.qwen_vl.sharding import place_params, sharding_of
 from svrl_jax.models.qwen_vl.weights import load_weights
 from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.processing.tokenizer import Tokenizer
@@ -174,7 +175,12 @@ def policy_params(bench: Bench, folder: pathlib.Path) -> Any:
             f"the policy folder {folder} has other sizes or another tokenizer than "
             f"config.model.folder={config.folder}: name it as --config.model.folder too"
         )
-    return nnx.split(model)[1]
+    return nnx.split(with_adapters(model, bench.config.lora))[1]
+
+
+def with_adapters(model: QwenVL, config: ConfigDict) -> QwenVL:
+    """The model with fresh adapters where `config.lora` asks for them; they change nothing yet."""
+    return add_lora(model, config.rank, config.alpha, config.targets) if config.rank else model
 
 
 def text_side(config: ConfigDict) -> tuple[Tokenizer, PromptBuilder, QwenVLConfig]:
@@ -199,9 +205,10 @@ def assemble(config: ConfigDict, *, has_weights: bool = True) -> Bench:
             config, folder, model_config, None, None, None, tokenizer, builder, tools, (), None
         )
     mesh = mesh_of(config)
-    model = load_policy(folder, config.model, mesh)
+    model = with_adapters(load_policy(folder, config.model, mesh), config.lora)
     prepare = functools.partial(sampler_params, dtype=config.model.compute_dtype)
     graphdef, params = nnx.split(model)
+    params = place_params(params, mesh)  # adapters too
     tokenizer = Tokenizer.from_folder(folder)
     banned = banned_ids(model.config, len(tokenizer))
     return Bench(

@@ -9,15 +9,16 @@ import numpy as np
 
 from svrl_jax import checkpoint, grpo
 from svrl_jax.data.pipeline import TasksAlone, TaskStream
+from svrl_jax.protocol.spans import token_spans
 from svrl_jax.records import Record
 from svrl_jax.rewards.oracle import Oracle
-from svrl_jax.training import draw, finish
+from svrl_jax.training import alarms, draw, finish
 from svrl_jax.training import labels as labels_lib
 from svrl_jax.training import mesh as mesh_lib
 from svrl_jax.training import metrics as metrics_lib
 from svrl_jax.training.assemble import Bench
 from svrl_jax.training.progress import Progress
-from svrl_jax.training.run_folder import RunFolder
+from svrl_jax.training.run_folder import RunFolder, read_metrics
 
 
 def train(
@@ -35,8 +36,13 @@ def train(
 
     Every step is written before the next begins; checkpoints hold the state, the data position and
     the config together, so the same command goes on where a stopped run's last checkpoint was.
+
+    Raises:
+      AlarmStop: an alarm whose action is `stop`; the step is written and saved before.
     """
     config = bench.config
+    rate = metrics_lib.machine_rate()
+    lines = read_metrics(run.metrics)
     for step in range(int(state.step), config.num_steps):
         clock = metrics_lib.Clock()
         tasks, prompts = next(tasks_stream)  # [P] Task, [P] Prompt
@@ -62,21 +68,28 @@ def train(
             merge_size=bench.model.config.vision_config.spatial_merge_size,
             image_token_id=bench.model.config.image_token_id,
             pad_id=bench.tokenizer.pad_id,
+            spans=[[token_spans(e, bench.tokenizer.num_bytes) for e in g] for g in episodes],
             min_rows=mesh_lib.row_ways(spec.mesh),
         )
         clock.lap("batch")
         state, figures, logps = grpo.update(state, bench.initial_params, batch, spec)
         clock.lap("update")
         figures |= {"resampled_groups": drawn.num_resampled, **drawn.speed}
-        line = metrics_lib.of_step(episodes, scores, figures, clock)
+        line = metrics_lib.of_step(episodes, scores, figures, clock, rate)
+        lines.append(line)
+        raised = alarms.check(lines, config.alarms)
+        line |= {f"alarm_{name}": int(name in raised) for name in alarms.WATCHED}
         records = _records(episodes, tasks, scores, advantages, logps)
         run.write(step, line, records if config.log_episodes else None)
         progress.step(step, line)
+        for sentence in raised.values():
+            progress.say(sentence)
+        must_stop = alarms.stops(raised, config.alarms)
         done = step + 1
         if config.eval.every and done % config.eval.every == 0:
             rows = finish.evaluate_policy(bench, state.params, search_free, oracle, "policy")
             run.write_eval(done, finish.figures_of(rows))
-        if done % config.save_every == 0 or done == config.num_steps:
+        if done % config.save_every == 0 or done == config.num_steps or must_stop:
             checkpoints.save(
                 done,
                 state,
@@ -84,6 +97,9 @@ def train(
                 config=run.config,
                 host={"saved": time.strftime("%Y-%m-%dT%H:%M:%S")},
             )
+        if must_stop:
+            checkpoints.wait()
+            raise alarms.AlarmStop(f"stopped after step {done}: " + "; ".join(must_stop))
     return state
 
 

@@ -56,3 +56,16 @@ def test_the_scorer_can_be_chosen_and_one_that_is_missing_leaves_all_unscored(ru
     group = read_run(run, scorer="em")[0]
     assert {c.is_right for c in group.cases} == {None}
     assert dataclasses.replace(group.cases[0], scorer="judge").is_right is True
+
+
+def test_an_external_judges_view_may_stand_alone_or_beside(tmp_path):
+    folder = write_run(tmp_path / "run", policies=("initial",))
+    path = next((folder / "episodes").glob("*.labels.jsonl"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    judged = {"query_judge": [None], "query_judge_name": "j"}
+    lines[8] |= judged
+    lines[9] = {k: lines[9][k] for k in ("task_id", "sample")} | judged | {"query_judge": [0]}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cases = read_run(folder)[0].cases
+    assert cases[8].query_verdicts == (None,) and cases[8].labels == twelve()[8].labels
+    assert cases[9].query_verdicts == (0,) and cases[9].labels is None and cases[9].oracle == ""

@@ -40,7 +40,8 @@ def test_every_regime_is_evaluated_and_kept(evaluated):
     assert not any(c.episode.calls for c in groups["direct"].cases)
     for case in groups["rag"].cases:
         tools = [c.tool for c in case.episode.calls]
-        assert tools == ["image_search", "text_search"][: len(tools)] and tools
+        assert tools == ["image_search", "text_search"][: len(tools)]
+        assert tools or case.episode.end_reason != "answered"  # a turn that was cut has no action
     assert groups["agent"].about["allowed_calls"] == 3
     assert groups["rag"].about["allowed_calls"] == 2
     assert groups["agent_verifier"].about["filter"] == "words"

@@ -140,7 +140,7 @@ class _Blocks:
         # [count, B, Q]; the last block is filled up with padding tokens.
         self.group = self._cut(group_id, -1)
         self.branch = self._cut(branch_id, 0)
-        self.meet = blocks_meet(self.group, self.branch)
+        self.meet = blocks_meet(self.group, self.branch).any(-1)
 
     def _cut(self, x, fill=0):
         missing = self.count * self.block - self.length
@@ -195,7 +195,7 @@ def blocks_meet(group: jax.Array, branch: jax.Array) -> jax.Array:
     Args:
       group, branch: int32[count, B, tokens], cut into blocks; group -1 is padding.
     Returns:
-      bool[count, count], True where some row's query block (axis 0) meets its key block (axis 1).
+      bool[count, count, B], True where a row's query block (axis 0) meets its key block (axis 1).
     """
     real, far = group >= 0, jnp.int32(2**30)
     # (group, branch) as one number that keeps their order; branches are fewer than tokens.
@@ -211,4 +211,4 @@ def blocks_meet(group: jax.Array, branch: jax.Array) -> jax.Array:
 
     same_branch = overlap(ranges(own, real), ranges(own, real))
     prompt_of = overlap(ranges(group, real), ranges(group, prompt))
-    return (same_branch | prompt_of).any(-1)
+    return same_branch | prompt_of

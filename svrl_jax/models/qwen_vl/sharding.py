@@ -64,6 +64,10 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
       ValueError: the table has no such parameter. A new one must be put there: left out, it would
         be copied to every device without a word.
     """
+    name, _, leaf = path.rpartition(".")
+    if leaf in ("lora_a", "lora_b"):  # [r, in] and [out, r]: the rank is never split
+        *stack, out_axis, in_axis = logical_axes(f"{name}.weight")
+        return (*stack, None, in_axis) if leaf == "lora_a" else (*stack, out_axis, None)
     for pattern, axes in TABLE:
         if re.search(rf"(^|\.){pattern}$", path):
             return (None, *axes) if STACKED.match(path) else axes
