@@ -62,6 +62,8 @@ def live_tools(config: ConfigDict, *, timeout_s: float) -> LiveTools:
     if config.record_mode != "off":
         record = SearchRecord(config.record_file, config.record_mode)
     # A replay asks nobody, so it wants no key.
+    if config.record_mode != "replay":
+        _refuse_proxies()
     services = _services(config, wants_keys=config.record_mode != "replay")
     return LiveTools(config, services, record, timeout_s=0.95 * timeout_s)
 
@@ -98,7 +100,10 @@ def chat_model(config: ConfigDict, name: str, key_name: str) -> Callable[[str, s
       config: endpoint, model, per_minute, concurrency, usd_per_call, timeout_s, max_retries.
       name: for messages.
       key_name: environment variable of its key; servers of one's own may want none.
+    Raises:
+      SearchSetupError: the environment names a proxy.
     """
+    _refuse_proxies()
     key = os.environ.get(key_name) or None
     caller = Caller(
         name, Web(allow_private=True), Budget(0, 0.0), config, key, chat.fault_of,
@@ -227,6 +232,18 @@ def _services(config: ConfigDict, *, wants_keys: bool) -> Services:
         page_settings={"reader": config.page_reader},
         summary_settings=summary_settings,
     )
+
+
+def _refuse_proxies() -> None:
+    """Behind a proxy the address really connected to is the proxy's, and could not be checked."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        for spelt in (name, name.upper()):
+            if os.environ.get(spelt):
+                raise SearchSetupError(
+                    f"the environment names a proxy ({spelt}), which searches do not use, since "
+                    "the addresses of pages could not be checked behind it: connect directly and "
+                    f"start the command with `env -u {spelt}`"
+                )
 
 
 def _uploader(name: str) -> Callable[[bytes], str] | None:
