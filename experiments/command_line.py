@@ -32,6 +32,7 @@ from svrl_jax.search.stored import IndexBuildError
 from svrl_jax.training.assemble import PolicyFolderError
 from svrl_jax.training.mesh import MeshError
 from svrl_jax.training.run_folder import RunFolderError
+from svrl_jax.viewer.runs import ViewError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ _KNOWN = (
     UsageError, ConfigError, CheckpointError, MissingDataError, PictureError, RecordError,
     RunFolderError, MeshError, PolicyFolderError, PrepareError, PreparedError, TableError,
     FileNotFoundError, IndexBuildError, ImportedError, SearchRecordError, SearchSetupError,
-    SearchStopped, TraceError,
+    SearchStopped, TraceError, ViewError,
 )  # fmt: skip
 
 
