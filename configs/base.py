@@ -24,12 +24,14 @@ def get_config(arg: str = "") -> ConfigDict:
     config.data = _data()
     config.prompt = _prompt()
     config.model = _model()
+    config.lora = _lora()
     config.mesh = _mesh()
     config.rollout = _rollout()
     config.search = _search()
     config.reward = _reward()
     config.grpo = _grpo()
     config.optim = _optim()
+    config.alarms = _alarms()
     config.eval = _eval()
     config.pretrain = _pretrain()
     return config
@@ -73,6 +75,16 @@ def _model() -> ConfigDict:
     return c
 
 
+def _lora() -> ConfigDict:
+    """Low-rank adapters: they alone are trained, and the reference policy is free."""
+    c = ConfigDict()
+    c.rank = 0  # r; 0 trains the weights themselves
+    c.alpha = 32.0  # adapters are scaled by alpha / rank
+    # Patterns of linear maps, without layer numbers; `visual.blocks.*` for the vision tower too.
+    c.targets = ("language_model.layers.*",)
+    return c
+
+
 def _mesh() -> ConfigDict:
     """Devices along each axis of the update's mesh; one may be -1, the rest."""
     c = ConfigDict()
@@ -109,7 +121,8 @@ def _search() -> ConfigDict:
     c.show_links = True  # links are part of an item's text
     c.summary_words = 120  # words of a summary; offline a window around the query's words
     # Where results come from: `local`, the embedded world; `index`, a folder that the mode `index`
-    # made; `live`, the providers named below, the record, or both.
+    # made; `live`, the providers named below, the record, or both; `server`, what the mode
+    # search-server serves elsewhere.
     c.kind = "local"
     c.index_folder = ""  # of kind `index`
     c.text_provider = "serper"  # `serper`, `serpapi`, `tavily`; each key is in the environment
@@ -136,6 +149,8 @@ def _search() -> ConfigDict:
     c.serpapi = _provider("https://serpapi.com", per_minute=60, usd_per_call=0.015)
     c.tavily = _provider("https://api.tavily.com", per_minute=100, usd_per_call=0.008)
     c.jina = _provider("https://r.jina.ai", per_minute=20, usd_per_call=0.0)  # the keyless pace
+    c.server = _provider("http://127.0.0.1:8100", per_minute=60_000, usd_per_call=0.0)
+    c.server.concurrency = 128
     c.chat = _provider("http://127.0.0.1:8000/v1", per_minute=6000, usd_per_call=0.0)
     c.chat.model = "Qwen/Qwen3-32B"  # writes the summaries, behind any OpenAI-compatible endpoint
     return c
@@ -169,7 +184,12 @@ def _reward() -> ConfigDict:
     c.search_penalty = 0.0  # flat factor (1 - p) on r_acc if any tool was called (MMSearch-R1: 0.1)
     c.drop_flagged = True  # episodes with a failed tool leave the group
     c.drop_unanswered_oracle = True  # episodes whose oracle did not answer leave the group
+    # Who labels queries and items in training: `rule`, offline; `model`, behind oracle_chat;
+    # `policy`, the frozen initial policy (rollout.budget must have room for what it reads).
+    c.oracle = "rule"
     c.min_alias_chars = 3  # rule oracle: shorter aliases do not count as evidence
+    c.oracle_chat = _chat("Qwen/Qwen3-32B")  # key: ORACLE_API_KEY
+    c.oracle_record = ""  # sqlite file that keeps replies; "": oracle.sqlite in the run's folder
     # `greedy` pass of the initial policy; `rate` of its right answers over samples; `category` of
     # the data set where it says so (FVQA's training rows), else the greedy pass.
     c.search_free_source = "greedy"
@@ -180,16 +200,25 @@ def _reward() -> ConfigDict:
 
 def _grpo() -> ConfigDict:
     c = ConfigDict()
-    c.objective = "dr_grpo"  # `dr_grpo`, `grpo`
-    c.clip_low = 0.2  # epsilon below
-    c.clip_high = 0.2  # epsilon above
-    c.kl_coef = 0.001  # beta of the k3 estimate to the frozen initial policy (published)
-    c.inner_steps = 1  # updates a batch of episodes
+    c.objective = "dr_grpo"  # `dr_grpo`, `grpo`, `dapo`, `gspo` (grpo/loss.py)
+    c.clip_low = 0.2  # epsilon below; gspo wants about 3e-4
+    c.clip_high = 0.2  # epsilon above; gspo wants about 4e-4
+    c.kl_coef = 0.001  # beta of the KL term to the frozen initial policy (published)
+    c.kl_estimator = "k3"  # `k1`, `k2`, `k3`
+    c.ref_dtype = "float32"  # of the frozen initial policy; bfloat16 halves its memory
+    c.inner_steps = 1  # passes over a batch of episodes
+    c.minibatches = 1  # optimiser steps of a pass; groups stay whole
     c.drop_equal_groups = False  # leave groups without spread out of the batch (their KL too)
     c.equal_tolerance = 1e-6  # max - min of shaped rewards below which a group is equal
+    c.max_resamples = 0  # times a step samples its equal groups again; the last draw counts
+    c.mask_overlong = False  # episodes that ran out of budget leave the loss, not the statistics
     c.importance_cap = 0.0  # truncated importance weight's cap; 0 turns it off
-    c.microbatch_rows = 32  # rows of one gradient program; the result does not depend on it
-    c.length_buckets = (8192,)  # padded row lengths; the result does not depend on them
+    # What stands in a row (grpo/rows.py): `single` episodes, `packed` ones, or `shared` prompts.
+    # The result does not depend on it, nor on the sizes below.
+    c.layout = "shared"
+    c.row_tokens = 8192  # length of packed and shared rows
+    c.length_buckets = (8192,)  # padded lengths of single rows
+    c.microbatch_rows = 32  # rows of one gradient program
     return c
 
 
@@ -205,6 +234,29 @@ def _optim() -> ConfigDict:
     return c
 
 
+def _alarms() -> ConfigDict:
+    """What is watched while a run goes on (training/alarms.py): a threshold, how many steps in a
+    row it must be passed, and what happens then: `off`, `warn` or `stop` (saved before)."""
+    c = ConfigDict()
+    c.sr_collapse = _alarm(0.02, 10, "warn")  # SR at or below: the policy has stopped searching
+    c.constant_mask = _alarm(0.98, 10, "warn")  # share of verify entries that are equal, at least
+    c.length_growth = _alarm(2.0, 5, "warn")  # policy tokens over those of the first steps, above
+    c.entropy_collapse = _alarm(0.05, 5, "warn")  # nats a token, below
+    c.sampler_gap = _alarm(0.05, 3, "warn")  # mean |log-prob difference| of sampler and trainer
+    c.kl = _alarm(0.5, 3, "warn")  # nats a token to the initial policy, above
+    c.skipped_updates = _alarm(0.5, 3, "stop")  # updates with a gradient that was not finite
+    c.first_steps = 5  # steps whose mean is the measure of length growth
+    return c
+
+
+def _alarm(threshold: float, steps: int, action: str) -> ConfigDict:
+    c = ConfigDict()
+    c.threshold = threshold
+    c.steps = steps  # in a row
+    c.action = action
+    return c
+
+
 def _eval() -> ConfigDict:
     c = ConfigDict()
     c.every = 0  # steps between evaluations during training; 0: only at the end
@@ -213,6 +265,33 @@ def _eval() -> ConfigDict:
     c.modes = ("sampled", "greedy")  # temperature 1, temperature 0
     c.query_choice = "first"  # which proposal runs at evaluation
     c.num_items = 0  # 0: all
+    # At the end of training, evaluate the initial policy and scripted marks too; else the trained
+    # policy alone.
+    c.compare = True
+    c.samples = 1  # episodes a question where the mode is sampled; greedy has one
+    # Scorers of the answers: `judge`, or any that reward.scorer takes; Acc is by the first. ()
+    # takes reward.scorer.
+    c.scorers = ()
+    # Of the regime `agent_verifier`: what filters items before the policy sees them. `model`:
+    # eval.verifier; `words`: a rule, keeps items that share a word with the question or query.
+    c.filter = "model"
+    # Of test-time scaling: "" for letters in common (local, light), sentence-transformers/MODEL, or
+    # module:function, texts -> vectors.
+    c.embedding = ""
+    c.usd_per_million_in = 0.0  # price of the policy's input tokens, US dollars, for tables
+    c.usd_per_million_out = 0.0  # of its generated tokens
+    c.judge = _chat("gpt-5-mini")  # key: JUDGE_API_KEY
+    c.verifier = _chat("Qwen/Qwen3-32B")  # key: VERIFIER_API_KEY
+    c.judge_record = ""  # sqlite file that keeps verdicts; "": judge.sqlite in the run folder
+    return c
+
+
+def _chat(model: str) -> ConfigDict:
+    """A model behind an OpenAI-compatible endpoint."""
+    c = _provider("http://127.0.0.1:8000/v1", per_minute=6000, usd_per_call=0.0)
+    c.model = model
+    c.timeout_s = 60.0  # of a call, its retries included
+    c.max_retries = 4
     return c
 
 

@@ -14,6 +14,8 @@ from experiments import command_line
 # Name -> module with `measure(workloads, use_peer, report) -> list[dict]` and WORKLOADS, its names.
 SUITES = {
     "rollout": "svrl_jax.bench.rollout",
+    "train": "svrl_jax.bench.train",
+    "prefix": "svrl_jax.bench.prefix",
 }
 
 

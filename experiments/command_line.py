@@ -16,6 +16,7 @@ from types import ModuleType
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from svrl_jax.analysis.ablations import ReadmeError
 from svrl_jax.checkpoint import CheckpointError
 from svrl_jax.config import ConfigError
 from svrl_jax.data.prepare import PrepareError
@@ -23,12 +24,15 @@ from svrl_jax.data.prepared import PreparedError
 from svrl_jax.data.sources import MissingDataError
 from svrl_jax.data.tables import TableError
 from svrl_jax.data.traces import TraceError
+from svrl_jax.evals.consensus import EmbeddingError
 from svrl_jax.processing.images import PictureError
 from svrl_jax.records import RecordError
 from svrl_jax.search.errors import SearchSetupError, SearchStopped
+from svrl_jax.search.fvqa_cache import CacheError
 from svrl_jax.search.imported import ImportedError
 from svrl_jax.search.record import SearchRecordError
 from svrl_jax.search.stored import IndexBuildError
+from svrl_jax.training.alarms import AlarmStop
 from svrl_jax.training.assemble import PolicyFolderError
 from svrl_jax.training.mesh import MeshError
 from svrl_jax.training.run_folder import RunFolderError
@@ -55,10 +59,11 @@ class UsageError(Exception):
 
 
 _KNOWN = (
-    UsageError, ConfigError, CheckpointError, MissingDataError, PictureError, RecordError,
+    AlarmStop, UsageError, ConfigError, CheckpointError, MissingDataError, PictureError,
+    RecordError,
     RunFolderError, MeshError, PolicyFolderError, PrepareError, PreparedError, TableError,
     FileNotFoundError, IndexBuildError, ImportedError, SearchRecordError, SearchSetupError,
-    SearchStopped, TraceError, ViewError,
+    SearchStopped, TraceError, CacheError, EmbeddingError, ReadmeError, ViewError,
 )  # fmt: skip
 
 

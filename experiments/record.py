@@ -5,6 +5,8 @@ python -m experiments record export FILE --out=ROWS.jsonl
 python -m experiments record import FILE --rows=ROWS.jsonl
 python -m experiments record import FILE --traces=TRACES.jsonl --pictures=FVQA.parquet \
     --config=CONFIG
+python -m experiments record import FILE --fvqa_cache=CACHE.pkl --pictures=FVQA.parquet \
+    --config=CONFIG
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from absl import flags
 
 from experiments import command_line
 from svrl_jax.data.traces import read_traces
-from svrl_jax.search import exchange, imported
+from svrl_jax.search import exchange, fvqa_cache, imported
 from svrl_jax.search.build import record_settings
 from svrl_jax.search.record import SearchRecord
 
@@ -24,7 +26,7 @@ TAKES_ARGUMENT = True
 
 
 def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
-    """--out, --rows, --traces, --pictures, --config."""
+    """--out, --rows, --traces, --fvqa_cache, --pictures, --config."""
     command_line.define_config(values, argv)
     for name, text in (
         ("out", "export: JSON lines to write"),
@@ -33,7 +35,8 @@ def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
             "traces",
             "import: traces of MMSearch-R1, replayed by --config",
         ),
-        ("pictures", "import: parquet with the pictures of the traces' questions"),
+        ("fvqa_cache", "import: FVQA's published image-search cache, replayed by --config"),
+        ("pictures", "import: parquet with the pictures of the questions"),
     ):
         flags.DEFINE_string(name, None, text, flag_values=values)
 
@@ -59,19 +62,31 @@ def main(call: command_line.Call) -> int:
 
 
 def _import(values: flags.FlagValues, path: str) -> int:
-    if (values.rows is None) == (values.traces is None):
-        raise command_line.UsageError("name what to import: --rows=FILE or --traces=FILE")
+    if sum(v is not None for v in (values.rows, values.traces, values.fvqa_cache)) != 1:
+        raise command_line.UsageError(
+            "name one thing to import: --rows=FILE, --traces=FILE or --fvqa_cache=FILE"
+        )
     if values.rows is not None:
         record = SearchRecord(path, "record")
         print(f"{exchange.import_rows(record, values.rows)} rows; snapshot {record.snapshot()}")
         return 0
     if values.pictures is None:
-        raise command_line.UsageError("name the traces' pictures: --pictures=FVQA.parquet")
-    settings = record_settings(command_line.config_of(values).search)
+        raise command_line.UsageError("name the questions' pictures: --pictures=FVQA.parquet")
+    config = command_line.config_of(values).search
+    settings = record_settings(config)
     pictures = imported.pictures_by_id(values.pictures)
-    traces = list(read_traces(values.traces))  # whole, before the record is touched
-    record = SearchRecord(path, "record")
-    counts = imported.import_traces(record, traces, pictures, settings)
+    # Sources are read whole before the record is touched.
+    if values.traces is not None:
+        traces = list(read_traces(values.traces))
+        counts = imported.import_traces(SearchRecord(path, "record"), traces, pictures, settings)
+    else:
+        px = config.thumbnail_px
+        limits = {"max_pixels": config.max_picture_pixels, "thumbnail_px": px}
+        entries = list(fvqa_cache.read_cache(values.fvqa_cache, **limits))
+        counts = imported.import_fvqa_cache(
+            SearchRecord(path, "record"), entries, pictures, settings.image, px
+        )
+    record = SearchRecord(path, "replay")
     print(", ".join(f"{name} {count}" for name, count in counts.items()))
     print(f"snapshot {record.snapshot()}")
     return 0

@@ -12,10 +12,11 @@ from experiments import command_line
 from svrl_jax import checkpoint, grpo
 from svrl_jax import config as config_lib
 from svrl_jax.analysis import figures, tables
+from svrl_jax.models.qwen_vl import lora
 from svrl_jax.models.qwen_vl.weights import save_folder
-from svrl_jax.rewards.oracle import RuleOracle
 from svrl_jax.training import assemble, finish, loop, run_folder, task_source
 from svrl_jax.training.labels import SearchFree
+from svrl_jax.training.oracles import make_oracle
 from svrl_jax.training.progress import Progress
 
 
@@ -33,7 +34,6 @@ def main(call: command_line.Call) -> int:
     run_folder.check_workdir(workdir, config)
     splits = task_source.eval_splits(config)  # fails now rather than after the last step
     bench = assemble.assemble(config)
-    oracle = RuleOracle(config.reward.min_alias_chars)
     spec = grpo.make_spec(
         bench.model,
         config.grpo,
@@ -47,9 +47,12 @@ def main(call: command_line.Call) -> int:
     folder = workdir / run_folder.CHECKPOINTS
     with checkpoint.Checkpoints(folder, keep=config.keep_checkpoints) as checkpoints:
         state, position = loop.restore(checkpoints, grpo.init_state(bench.initial_params, spec))
+        bench.initial_params = grpo.reference_params(bench.initial_params, spec)
+        nnx.update(bench.model, bench.initial_params)  # nobody else keeps another copy
         run = run_folder.RunFolder(workdir, config)  # only now: until here nothing is written
         start = int(state.step)
         run.start_at(start)
+        oracle = make_oracle(bench, run.path)
         with Progress(config.num_steps, start) as progress:
             search_free = SearchFree(bench, run.path / "search_free.json", progress.say)
             if start:
@@ -61,13 +64,18 @@ def main(call: command_line.Call) -> int:
             stream.close()
             checkpoints.wait()
             model = nnx.merge(nnx.split(bench.model)[0], state.params)
+            if config.lora.rank:
+                lora.save_adapter(model, run.path / "adapter", str(bench.folder))
+                model = lora.merge_lora(model)
             save_folder(model, run.export, dtype="bfloat16", extra_files_from=bench.folder)
             figures.training_curves(
                 run_folder.read_metrics(run.metrics), run.figures / "training.png"
             )
             if not splits:
                 progress.say(f"{config.data.source} has no split to evaluate on")
-            summary = finish.compare(bench, state.params, search_free, oracle, progress.say)
+            summary = finish.compare(
+                bench, state.params, search_free, oracle, progress.say, run.path
+            )
         run.write_json("summary.json", summary)
         (run.path / "summary.md").write_text(tables.as_markdown(summary), encoding="utf-8")
         progress.console.print(tables.as_screen(summary))

@@ -11,8 +11,10 @@ from svrl_jax.search.record import MODES as RECORD_MODES
 _CHOICES = {
     "rollout.query_choice": ("random", "first"),
     "eval.query_choice": ("random", "first"),
+    "eval.filter": ("model", "words"),
+    "reward.oracle": ("rule", "model", "policy"),
     "search.image_items": ("full", "titles"),
-    "search.kind": ("local", "index", "live"),
+    "search.kind": ("local", "index", "live", "server"),
     "search.text_provider": TEXT_PROVIDERS,
     "search.image_provider": IMAGE_PROVIDERS,
     "search.page_reader": ("fetch", "jina", "none"),
@@ -22,7 +24,10 @@ _CHOICES = {
     "reward.scorer": SCORERS,
     "reward.qalign_over": ("executed", "all"),
     "reward.search_free_source": ("greedy", "rate", "category"),
-    "grpo.objective": ("dr_grpo", "grpo", "dapo"),
+    "grpo.objective": ("dr_grpo", "grpo", "dapo", "gspo"),
+    "grpo.kl_estimator": ("k1", "k2", "k3"),
+    "grpo.ref_dtype": ("float32", "bfloat16"),
+    "grpo.layout": ("single", "packed", "shared"),
     "rollout.cache_dtype": ("float32", "bfloat16"),
     "model.param_dtype": ("float32", "bfloat16"),
     "model.compute_dtype": ("float32", "bfloat16"),
@@ -40,6 +45,7 @@ _AT_LEAST_ONE = (
     "rollout.slots", "rollout.decode_chunk", "search.image_top_k", "search.text_top_k",
     "search.summary_words", "search.page_chars", "search.page_max_bytes",
     "search.max_picture_pixels", "search.thumbnail_px", "grpo.inner_steps", "grpo.microbatch_rows",
+    "grpo.minibatches", "grpo.row_tokens",
 )  # fmt: skip
 
 
@@ -92,6 +98,12 @@ def _check_rollout(config: ConfigDict) -> None:
             f"(config.rollout.max_turn_tokens {rollout.max_turn_tokens}) and the answer "
             f"(config.rollout.answer_reserve {rollout.answer_reserve}): raise budget"
         )
+    unknown = set(config.eval.scorers) - {*SCORERS, "judge"}
+    if unknown:
+        known = ", ".join((*SCORERS, "judge"))
+        raise ConfigError(f"config.eval.scorers has {sorted(unknown)}; known: {known}")
+    if config.eval.samples < 1:
+        raise ConfigError(f"config.eval.samples is {config.eval.samples}; it must be at least 1")
     if not config.eval.modes:
         raise ConfigError("config.eval.modes is empty; name at least one")
     unknown = set(config.eval.modes) - {"sampled", "greedy"}
@@ -126,7 +138,7 @@ def _check_search(config: ConfigDict) -> None:
     for key in ("max_calls", "max_usd", "max_retries", "max_wait_s", "max_redirects"):
         if search[key] < 0:
             raise ConfigError(f"config.search.{key} is {search[key]}; it must be 0 or more")
-    for name in ("serper", "serpapi", "tavily", "jina", "chat"):
+    for name in ("serper", "serpapi", "tavily", "jina", "chat", "server"):
         provider = search[name]
         if provider.per_minute <= 0 or provider.concurrency < 1 or provider.usd_per_call < 0:
             raise ConfigError(
@@ -146,8 +158,13 @@ def _check_training(config: ConfigDict) -> None:
             f"config.rollout.group_size is {config.rollout.group_size}: a group of one has no "
             "advantage; set it to 2 or more"
         )
+    if config.grpo.layout != "single" and config.grpo.row_tokens < config.rollout.budget:
+        raise ConfigError(
+            f"config.grpo.row_tokens ({config.grpo.row_tokens}) is below config.rollout.budget "
+            f"({config.rollout.budget}): a row holds whole episodes, raise it"
+        )
     longest = max(config.grpo.length_buckets)
-    if longest < config.rollout.budget:
+    if config.grpo.layout == "single" and longest < config.rollout.budget:
         raise ConfigError(
             f"config.grpo.length_buckets end at {longest}, below config.rollout.budget "
             f"({config.rollout.budget}): add a bucket of at least the budget"
@@ -156,6 +173,30 @@ def _check_training(config: ConfigDict) -> None:
         raise ConfigError(
             "config.reward.search_free_source is 'rate' but config.reward.search_free_samples is "
             "0: set it to 1 or more"
+        )
+    if config.grpo.layout != "single" and config.model.attention == "cudnn":
+        raise ConfigError(
+            f"config.model.attention is 'cudnn', which knows no packing, but config.grpo.layout is "
+            f"{config.grpo.layout!r}: set the one to 'auto' or the other to 'single'"
+        )
+    if config.grpo.minibatches > config.data.prompts_per_step:
+        raise ConfigError(
+            f"config.grpo.minibatches ({config.grpo.minibatches}) is above "
+            f"config.data.prompts_per_step ({config.data.prompts_per_step}): groups stay whole"
+        )
+    for name, alarm in config.alarms.items():
+        if name == "first_steps":
+            continue
+        if alarm.action not in ("off", "warn", "stop") or alarm.steps < 1:
+            raise ConfigError(
+                f"config.alarms.{name}: action {alarm.action!r} must be one of off, warn, stop, "
+                f"and steps {alarm.steps} at least 1"
+            )
+    if config.lora.rank < 0 or (config.lora.rank and not config.lora.targets):
+        raise ConfigError("config.lora.rank must be 0 or more, and config.lora.targets not empty")
+    if config.grpo.max_resamples < 0 or config.grpo.importance_cap < 0:
+        raise ConfigError(
+            "config.grpo.max_resamples and config.grpo.importance_cap must be 0 or more"
         )
     if config.grpo.kl_coef < 0 or config.optim.learning_rate <= 0:
         raise ConfigError(

@@ -10,6 +10,7 @@ written or replaced is noticed. Nothing is pickled. Reading gives the very recor
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import io
@@ -100,11 +101,12 @@ def write_records(folder: str | os.PathLike, name: str, records: Sequence[Record
     return folder / f"{name}.jsonl"
 
 
-def read_records(path: str | os.PathLike) -> list[Record]:
+def read_records(path: str | os.PathLike, *, has_pixels: bool = True) -> list[Record]:
     """Reads a set of records back exactly.
 
     Args:
       path: the JSON lines; arrays and pictures are found beside it.
+      has_pixels: False leaves every `pixel_values` empty (float32[0, 0]): most of the reading time.
     Raises:
       FileNotFoundError: no such file.
       RecordError: another schema, or files that are damaged or do not belong together.
@@ -127,7 +129,7 @@ def read_records(path: str | os.PathLike) -> list[Record]:
     if hashlib.sha256(data).hexdigest() != header["arrays_sha256"]:
         raise RecordError(f"{path.with_suffix('.npz')} does not belong to {path.name}: {_REMEDY}")
     with np.load(io.BytesIO(data), allow_pickle=False) as loaded:
-        arrays = {key: loaded[key] for key in loaded.files}
+        arrays = {k: loaded[k] for k in loaded.files if has_pixels or not k.startswith("pixels_")}
     return [_record_from_json(x, arrays, i, path.parent / PICTURES) for i, x in enumerate(lines)]
 
 
@@ -152,6 +154,50 @@ def write_atomic(path: pathlib.Path, data: bytes) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+class Journal:
+    """Records one after the other in one file: they outlive a kill before their set is whole.
+
+    A record that `add` has returned from is read back by the next process. A line that a kill cut
+    short is dropped. Sets are kept by `write_records`; a journal is removed then.
+    """
+
+    def __init__(self, folder: str | os.PathLike, name: str):
+        """Args:
+        folder: of the sets; shares its pictures.
+        name: of the file, without suffix.
+        """
+        self._folder = pathlib.Path(folder)
+        self._path = self._folder / f"{name}.journal"
+
+    def read(self) -> list[Record]:
+        """Every whole record, in the order of `add`; [] without a file."""
+        if not self._path.is_file():
+            return []
+        *lines, torn = self._path.read_bytes().split(b"\n")
+        if torn:
+            write_atomic(self._path, b"".join(line + b"\n" for line in lines))
+        found = []
+        for line in lines:
+            entry = json.loads(line)
+            with np.load(io.BytesIO(base64.b64decode(entry["arrays"]))) as loaded:
+                arrays = {key: loaded[key] for key in loaded.files}
+            found.append(_record_from_json(entry["record"], arrays, 0, self._folder / PICTURES))
+        return found
+
+    def add(self, record: Record) -> None:
+        """Appends one record."""
+        (self._folder / PICTURES).mkdir(parents=True, exist_ok=True)
+        arrays = _Arrays()
+        line = _record_to_json(record, arrays, self._folder / PICTURES)
+        entry = {"record": line, "arrays": base64.b64encode(arrays.to_bytes()).decode()}
+        with self._path.open("ab") as file:
+            file.write(json.dumps(entry, allow_nan=False).encode() + b"\n")
+
+    def remove(self) -> None:
+        """Deletes the file."""
+        self._path.unlink(missing_ok=True)
 
 
 _REMEDY = "remove the set and write it again"
@@ -226,6 +272,8 @@ def _pack_pixels(name: str, pixels: np.ndarray) -> dict[str, np.ndarray]:
 def _unpack_pixels(name: str, arrays: dict[str, np.ndarray]) -> np.ndarray:
     if name in arrays:
         return arrays[name]
+    if f"{name}_codes" not in arrays:
+        return np.zeros((0, 0), np.float32)  # asked to be left out
     codes = arrays[f"{name}_codes"]
     if not codes.size:
         return np.zeros(codes.shape, np.float32)

@@ -307,15 +307,24 @@ class Score:
 class TrainBatch:
     """Rows for one update; a pytree of arrays, all int32 or float32.
 
+    A row may hold several episodes. Two more axes: M, places for a row's trained tokens; E, places
+    for the batch's episodes. Both are padded.
+
     Attributes:
       ids: int32[B, T], right-padded.
-      positions: int32[3, B, T].
-      group_id: int32[B, T], equal within one group's tokens, -1 on padding.
+      positions: int32[3, B, T], each episode's own.
+      group_id: int32[B, T], equal within what shares a prompt, -1 on padding.
       branch_id: int32[B, T], 0 for a shared prompt, else the episode's branch.
-      loss_mask: float32[B, T], 1 on policy tokens that are trained.
-      advantages: float32[B].
-      old_per_token_logps: float32[B, T], sampler's; 0 where loss_mask is 0.
-      ref_per_token_logps: float32[B, T], frozen initial policy's; 0 where loss_mask is 0.
+      target_index: int32[B, M], place in its row of each trained policy token.
+      predictor_index: int32[B, M], place of the token whose output predicts it: the one before it
+        in its episode, which may be a shared prompt's last.
+      episode_index: int32[B, M], its episode.
+      span_index: int32[B, M], part of the turn it belongs to, by `protocol.spans.SPANS`; for
+        metrics only.
+      loss_mask: float32[B, M], 1 where there is a trained token, 0 on padding.
+      advantages: float32[E].
+      old_per_token_logps: float32[B, M], sampler's.
+      ref_per_token_logps: float32[B, M], frozen initial policy's.
       pixel_values: float32[L, C], each distinct picture once.
       image_grid_thw: host value, tuple of (t, h, w): fixes shapes.
       image_index: int32[B, T], row of the image features at picture tokens, -1 elsewhere.
@@ -325,6 +334,10 @@ class TrainBatch:
     positions: Any
     group_id: Any
     branch_id: Any
+    target_index: Any
+    predictor_index: Any
+    episode_index: Any
+    span_index: Any
     loss_mask: Any
     advantages: Any
     old_per_token_logps: Any

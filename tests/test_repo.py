@@ -113,7 +113,11 @@ def test_the_package_imports_neither_configs_nor_modes(name):
     assert [m for m in imports(name) if m.split(".")[0] in ("configs", "experiments")] == []
 
 
-@pytest.mark.parametrize("name", modules_in("rollout") + modules_in("evals"))
+NO_ORACLE = (*map(modules_in, ("rollout", "evals", "analysis")), ["svrl_jax.rewards.judge"])
+NO_ORACLE += ([f"experiments.{m}" for m in ("eval", "rescore", "analyse", "import_traces")],)
+
+
+@pytest.mark.parametrize("name", sum(NO_ORACLE, []))
 def test_rollout_and_evaluation_never_reach_the_oracle(name):
     assert "svrl_jax.rewards.oracle" not in reachable(name)
 
@@ -134,6 +138,8 @@ def test_nothing_imports_torch_tensorflow_or_pickle(name):
     roots = {m.split(".")[0] for m in imports(name)}
     if re.fullmatch(r"svrl_jax\.bench\.\w+_peer", name):  # what we are measured against
         roots.discard("torch")
+    if name == "svrl_jax.search.fvqa_cache":  # its unpickler resolves no name but pictures'
+        roots.discard("pickle")
     assert roots.isdisjoint({"torch", "tensorflow", "pickle", "cloudpickle", "dill", "joblib"})
 
 
@@ -180,6 +186,8 @@ def test_every_key_is_read_somewhere():
         owners = {"config", "search_config", "rollout_config", *stages[-1:]}
         if stages[:2] == ["pretrain", "phases"]:
             owners = {"phase", "p"}
+        if stages == ["alarms", *stages[1:2]] and len(stages) == 2:
+            owners = {"alarm"}
         if not any((owner, leaf) in read for owner in owners):
             dead.append(key)
     assert dead == []
@@ -210,6 +218,6 @@ def test_the_readme_lists_every_mode():
 
     text = (ROOT / "README.md").read_text("utf-8")
     assert [m for m in MODES if not re.search(rf"\| `{m}\b", text)] == []
-    assert set(MODES) | {"command_line", "__main__"} >= {
+    assert {m.replace("-", "_") for m in MODES} | {"command_line", "__main__"} >= {
         n.split(".")[1] for n in SOURCES if re.match(r"experiments\.\w", n)
     }

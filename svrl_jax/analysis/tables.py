@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,16 +23,37 @@ TITLES = {
     "r_format": "format",
     "n": "questions",
 }
+_ENTITIES = {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 _MODES = {"sampled": "T = 1", "greedy": "greedy"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One table: `rows` are lists as long as `columns`."""
+    """One table: `rows` are as long as `columns`; `note` stands below."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+    @property
+    def file_name(self) -> str:
+        """Of its files, without suffix."""
+        return re.sub(r"[^a-z0-9]+", "_", self.title.lower()).strip("_")[:80]
+
+
+def block_markdown(block: Block) -> str:
+    """A table as Markdown; cells from outside (questions, answers) cannot break out of it."""
+    lines = [f"**{_cell_text(block.title)}**", "", _line(block.columns)]
+    lines.append("|---" + "|--:" * (len(block.columns) - 1) + "|")
+    lines += [_line(tuple(map(_cell_text, row))) for row in block.rows]
+    return "\n".join([*lines, "", *([block.note, ""] if block.note else [])])
+
+
+def write_csv(block: Block, path: pathlib.Path) -> None:
+    """A table as CSV, its note left out."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([block.columns, *block.rows])
 
 
 def blocks(summary: Mapping[str, Any]) -> list[Block]:
@@ -95,6 +119,12 @@ def as_screen(summary: Mapping[str, Any]) -> RenderableType:
 
 def _tuples(rows: list[list[str]]) -> tuple[tuple[str, ...], ...]:
     return tuple(map(tuple, rows))
+
+
+def _cell_text(text: str) -> str:
+    """Text as it may stand in a Markdown table: one line, nothing that acts."""
+    text = " ".join(text.split()).replace("\\", "\\\\").replace("](", "]\\(")
+    return re.sub(r"([|<>`*&])", lambda m: _ENTITIES.get(m[1], f"\\{m[1]}"), text)
 
 
 def _line(cells: tuple[str, ...]) -> str:

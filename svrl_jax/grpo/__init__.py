@@ -2,7 +2,14 @@
 
 from svrl_jax.grpo.advantages import equal_groups, group_advantages, stack_totals
 from svrl_jax.grpo.batch import StepBatch, make_batches
-from svrl_jax.grpo.update import TrainState, UpdateSpec, init_state, make_spec, update
+from svrl_jax.grpo.update import (
+    TrainState,
+    UpdateSpec,
+    init_state,
+    make_spec,
+    reference_params,
+    update,
+)
 
 __all__ = [
     "StepBatch",
@@ -13,6 +20,7 @@ __all__ = [
     "init_state",
     "make_batches",
     "make_spec",
+    "reference_params",
     "stack_totals",
     "update",
 ]

@@ -1,9 +1,8 @@
 """Rewards of explicit groups -> advantages.
 
-GRPO (arXiv:2402.03300, eq. 3) and Dr. GRPO (arXiv:2503.20783, section 3). Groups are rows of a [P,
-G]
-array, never found by stride or position in a flat list: an episode that failed stays in its place
-with `valid` False, so it cannot shift its neighbours into another group.
+GRPO (arXiv:2402.03300, eq. 3) and Dr. GRPO (arXiv:2503.20783, section 3). Groups are rows of a
+[P, G] array, never found by stride or position in a flat list: an episode that failed stays in its
+place with `valid` False, so it cannot shift its neighbours into another group.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ import numpy as np
 
 from svrl_jax.types import Score
 
-# Which objectives divide by the group's spread. `dapo` (arXiv:2503.14476) centres as GRPO does.
-SCALES_BY_STD = {"dr_grpo": False, "grpo": True, "dapo": True}
+# Which objectives divide by the group's spread. `dapo` (arXiv:2503.14476) and `gspo`
+# (arXiv:2507.18071) centre as GRPO does.
+SCALES_BY_STD = {"dr_grpo": False, "grpo": True, "dapo": True, "gspo": True}
 
 
 def stack_totals(
@@ -83,7 +83,7 @@ def group_advantages(
       rewards: float32[P, G], total reward of each episode, in [0, 1].
       valid: bool[P, G], False where an episode has no reward; such entries get 0 and are left out
         of the statistics (their reward may be NaN).
-      objective: `dr_grpo` subtracts the mean; `grpo` and `dapo` also divide by the sample standard
+      objective: `dr_grpo` subtracts the mean; the others also divide by the sample standard
         deviation (ddof 1) + eps.
       eps: added to the standard deviation. Unitless.
       equal_tolerance: groups whose rewards differ by at most this get exact zeros; without it the

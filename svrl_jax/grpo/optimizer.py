@@ -25,6 +25,7 @@ class OptimOptions:
       b1, b2: Adam's.
       clip_norm: largest global norm of the gradient; 0 turns the clip off.
       freeze: patterns of dotted parameter paths that stay as they are (`visual.*`).
+      only: patterns of those that are trained; () means all. With adapters, these.
     """
 
     learning_rate: float
@@ -34,6 +35,7 @@ class OptimOptions:
     b2: float
     clip_norm: float
     freeze: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
     def trainable(self, params: Any) -> Any:
         """The parameter tree with an empty node in each frozen leaf's place.
@@ -41,7 +43,7 @@ class OptimOptions:
         Raises:
           ValueError: a pattern that names no parameter, or nothing is left to train.
         """
-        if not self.freeze:
+        if not self.freeze and not self.only:
             return params
         names = [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
         for pattern in self.freeze:
@@ -52,7 +54,10 @@ class OptimOptions:
                 )
 
         def one(path, leaf):
-            is_frozen = any(fnmatch.fnmatchcase(_name(path), p) for p in self.freeze)
+            name = _name(path)
+            is_frozen = any(fnmatch.fnmatchcase(name, p) for p in self.freeze)
+            if self.only:
+                is_frozen |= not any(fnmatch.fnmatchcase(name, p) for p in self.only)
             return optax.MaskedNode() if is_frozen else leaf
 
         kept = jax.tree_util.tree_map_with_path(one, params)

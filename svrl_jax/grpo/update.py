@@ -1,8 +1,8 @@
-"""A step's microbatches -> new parameters, metrics and the trainer's log-probs.
+"""A step's minibatches -> new parameters, metrics and the trainer's log-probs.
 
-Gradients of loss numerators are summed over microbatches of different shapes and divided by the
-step's one denominator, so the result does not depend on the split. Compiled programs are keyed by
-an `UpdateSpec` and a microbatch's shapes, both from small sets.
+Gradients of loss numerators are summed over the microbatches of an optimiser step and divided by
+its one denominator, so the result does not depend on the split. Compiled programs are keyed by an
+`UpdateSpec` and a microbatch's shapes, both from small sets.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from svrl_jax.grpo.batch import StepBatch, trained_positions
+from svrl_jax.grpo import figures
+from svrl_jax.grpo.batch import MiniBatch, StepBatch
 from svrl_jax.grpo.logps import per_token_logps
 from svrl_jax.grpo.loss import LossOptions, loss_denominator, loss_sums
-from svrl_jax.grpo.optimizer import OptimOptions, steps_done, trained_part, with_frozen
-from svrl_jax.models.qwen_vl import (
-    Qwen3VisionConfig,
-    QwenVL,
-    VisionConfig,
-    VisionPlan,
-    plan_vision,
-)
+from svrl_jax.grpo.optimizer import OptimOptions, steps_done, with_frozen
+from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig, VisionPlan, plan_vision
 from svrl_jax.models.qwen_vl.attention_backends import are_plain_rows
-from svrl_jax.models.qwen_vl.sharding import on_mesh, param_shardings, place, place_params
+from svrl_jax.models.qwen_vl.lora import ADAPTERS, has_lora
+from svrl_jax.models.qwen_vl.sharding import (
+    constrain_params,
+    on_mesh,
+    param_shardings,
+    path_name,
+    place,
+    place_params,
+)
+from svrl_jax.protocol.spans import SPANS
 from svrl_jax.types import TrainBatch
 
 
@@ -58,7 +62,7 @@ class ModelSpec:
 
     Attributes:
       graphdef: the model's static half, `nnx.split(model)[0]`.
-      vision_config: for planning pictures.
+      config: its sizes, for planning pictures and counting operations.
       temperature: the sampler's, above 0.
       banned_ids: ids masked in the sampler.
       remat: what the backward pass computes again, see `layers.scan_layers`.
@@ -66,7 +70,7 @@ class ModelSpec:
     """
 
     graphdef: Any
-    vision_config: VisionConfig | Qwen3VisionConfig
+    config: QwenVLConfig
     temperature: float
     banned_ids: tuple[int, ...]
     remat: str
@@ -81,7 +85,8 @@ class UpdateSpec:
       model: log-probs.
       loss: the objective.
       optim: the optimiser.
-      inner_steps: optimiser steps a batch.
+      inner_steps: passes over the minibatches of a step.
+      ref_dtype: of the frozen initial policy.
       mesh: devices that parameters and rows are spread over; None is the default device.
     """
 
@@ -89,6 +94,7 @@ class UpdateSpec:
     loss: LossOptions
     optim: OptimOptions
     inner_steps: int
+    ref_dtype: str
     mesh: Mesh | None
 
 
@@ -118,7 +124,7 @@ def make_spec(
     return UpdateSpec(
         model=ModelSpec(
             graphdef=nnx.split(model)[0],
-            vision_config=model.config.vision_config,
+            config=model.config,
             temperature=temperature,
             banned_ids=tuple(sorted(int(i) for i in banned_ids)),
             remat=remat,
@@ -129,11 +135,13 @@ def make_spec(
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             kl_coef=config.kl_coef,
+            kl_estimator=config.kl_estimator,
             importance_cap=config.importance_cap,
             budget=budget,
         ),
-        optim=OptimOptions(**optim),
+        optim=OptimOptions(**optim, only=ADAPTERS if has_lora(model) else ()),
         inner_steps=config.inner_steps,
+        ref_dtype=config.ref_dtype,
         mesh=mesh,
     )
 
@@ -155,49 +163,70 @@ def init_state(params: nnx.State, spec: UpdateSpec) -> TrainState:
 def update(
     state: TrainState, ref_params: nnx.State, batch: StepBatch, spec: UpdateSpec
 ) -> tuple[TrainState, dict[str, float | None], list[list[np.ndarray | None]]]:
-    """One step of GRPO: `inner_steps` optimiser steps on one batch of episodes.
+    """One step of GRPO: `inner_steps` passes over a batch of episodes, each an optimiser step a
+    minibatch.
 
-    Ratios are taken against the sampler's recorded log-probs, which stay frozen over inner steps.
-    With importance weights they are taken against the trainer's own log-probs of the first inner
-    step, frozen after it, and the weights carry the gap to the sampler.
+    Ratios are taken against the sampler's recorded log-probs, which stay frozen over all of them.
+    With importance weights they are taken against the trainer's own log-probs before the first
+    optimiser step, and the weights carry the gap to the sampler.
 
     Args:
       state: donated; do not use it afterwards.
-      ref_params: of the frozen initial policy; read only when kl_coef > 0.
+      ref_params: of the frozen initial policy, see `reference_params`; read only when kl_coef > 0.
       batch: the whole step's rows.
       spec: from `make_spec`.
     Returns:
       The new state; metrics (fractions in [0, 1], nats, counts; None where nothing was trained);
       and for each episode [P][G] the trainer's log-probs before the update, float32[T], 0 off the
-      policy tokens, or None if the episode was left out of the batch.
+      trained tokens, or None if the episode was left out of the batch.
     """
     with on_mesh(spec.mesh):
         return _update(state, ref_params, batch, spec)
 
 
 def _update(state: TrainState, ref_params: nnx.State, batch: StepBatch, spec: UpdateSpec):
-    rows = place_rows(batch, ref_params, spec)
-    denominator = loss_denominator(spec.loss, batch.num_rows, batch.num_tokens)
-    proximal = [None if spec.loss.importance_cap > 0 else r.batch.old_per_token_logps for r in rows]
-    logps: list[jax.Array] = []
-    sums, applied = [], []
-    for inner in range(spec.inner_steps if rows else 0):
-        grads, new_sums, new_logps = gradients(state.params, rows, proximal, denominator, spec)
-        state, outcome = _apply(spec.optim, state, grads)
-        sums.append(new_sums)
-        applied.append(outcome)
-        if inner == 0:
-            logps = new_logps
+    minis = [place_rows(mini, ref_params, spec) for mini in batch.minibatches]
+    before: list[list[jax.Array]] = []
+    if len(minis) > 1:  # later minibatches meet a policy that has moved
+        before = [[_logps_of(spec.model, state.params, row) for row in rows] for rows in minis]
+    steps: list[figures.OptimiserStep] = []
+    for inner in range(spec.inner_steps):
+        for number, rows in enumerate(minis):
+            if not rows:
+                continue
+            proximal = [row.batch.old_per_token_logps for row in rows]
             if spec.loss.importance_cap > 0:
-                proximal = list(new_logps)
+                proximal = before[number] if before else [None] * len(rows)
+            grads, sums, logps = gradients(state.params, rows, proximal, spec)
+            state, outcome = _apply(spec.optim, state, grads)
+            steps.append(figures.OptimiserStep(inner, sums, outcome))
+            if not before:
+                before = [logps]
     state = dataclasses.replace(state, step=state.step + 1)
-    metrics = _metrics(batch, jax.device_get(sums), jax.device_get(applied))
-    return state, metrics, _by_episode(batch, jax.device_get(logps))
+    metrics = figures.of_update(batch, jax.device_get(steps), spec.model.config, spec.loss.kl_coef)
+    return state, metrics, _by_episode(batch, jax.device_get(before))
+
+
+def reference_params(params: nnx.State, spec: UpdateSpec) -> nnx.State:
+    """The frozen initial policy as the KL term keeps it: in `ref_dtype`; with LoRA the policy's own
+    frozen weights, its adapters at 0, so that only those are new.
+
+    Args:
+      params: of the initial policy; left as they are.
+    """
+
+    def one(path, leaf):
+        name = path_name(path)
+        if name.endswith("lora_b"):
+            return jnp.zeros_like(leaf)
+        return leaf if leaf.dtype == spec.ref_dtype else leaf.astype(spec.ref_dtype)
+
+    return jax.tree_util.tree_map_with_path(one, params)
 
 
 def compile_count() -> int:
     """Number of gradient programs compiled so far in this process."""
-    return _accumulate._cache_size()
+    return _gradient._cache_size()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,31 +236,32 @@ class Rows:
     Attributes:
       batch: its pictures padded, its grids emptied.
       plan: of its pictures, or None.
-      num_positions: static number of positions the head is applied to.
+      denominator: of the optimiser step that it belongs to.
     """
 
     batch: TrainBatch
     plan: VisionPlan | None
-    num_positions: int
+    denominator: float
 
 
-def place_rows(batch: StepBatch, ref_params: nnx.State, spec: UpdateSpec) -> list[Rows]:
+def place_rows(mini: MiniBatch, ref_params: nnx.State, spec: UpdateSpec) -> list[Rows]:
     """Puts microbatches on the device and, if kl_coef > 0, fills their reference log-probs."""
+    denominator = loss_denominator(spec.loss, mini.num_episodes, mini.num_tokens)
     placed = []
-    for micro in batch.microbatches:
+    for micro in mini.microbatches:
         if spec.model.needs_plain_rows and not are_plain_rows(micro.group_id, micro.branch_id):
             raise ValueError(
                 "config.model.attention is 'cudnn', which cannot attend rows that share a prompt "
-                "or hold several episodes; set it to 'auto'"
+                "or hold several episodes; set it to 'auto', or config.grpo.layout to 'single'"
             )
-        num_positions = trained_positions(micro)
-        pixel_values, plan = _padded_pictures(micro, spec.model.vision_config)
+        pixel_values, plan = _padded_pictures(micro, spec.model.config.vision_config)
         micro = dataclasses.replace(micro, pixel_values=pixel_values, image_grid_thw=())
-        micro, plan = _place(micro, plan, spec.mesh)
+        row = Rows(*_place(micro, plan, spec.mesh), denominator)
         if spec.loss.kl_coef > 0:
-            logps = _reference_logps(spec.model, num_positions, ref_params, micro, plan)
-            micro = dataclasses.replace(micro, ref_per_token_logps=logps)
-        placed.append(Rows(micro, plan, num_positions))
+            logps = _logps_of(spec.model, ref_params, row)
+            micro = dataclasses.replace(row.batch, ref_per_token_logps=logps)
+            row = dataclasses.replace(row, batch=micro)
+        placed.append(row)
     return placed
 
 
@@ -239,7 +269,11 @@ def _place(batch: TrainBatch, plan: VisionPlan | None, mesh: Mesh | None):
     """Rows spread over the mesh; a plan is small and copied."""
     if mesh is None:
         return jax.device_put((batch, plan))
-    axes = {"positions": (None, "batch", None), "pixel_values": ("patches", None)}
+    axes = {
+        "positions": (None, "batch", None),
+        "pixel_values": ("patches", None),
+        "advantages": (None,),
+    }
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
     placed = {
         name: place(x, axes.get(name, ("batch", *(None,) * (x.ndim - 1))), mesh)
@@ -254,51 +288,34 @@ def gradients(
     params: nnx.State,
     rows: Sequence[Rows],
     proximal: Sequence[jax.Array | None],
-    denominator: float,
     spec: UpdateSpec,
 ) -> tuple[nnx.State, list[dict[str, jax.Array]], list[jax.Array]]:
-    """Gradient of a whole step's loss, summed over its microbatches.
+    """Gradient of an optimiser step's loss, summed over its microbatches.
 
     Args:
       params: of the policy.
-      rows: every microbatch of the step.
-      proximal: for each of them float32[B, T], see `loss_sums`.
-      denominator: of the whole step, see `loss_denominator`.
+      rows: every microbatch of the optimiser step, at least one.
+      proximal: for each of them float32[B, M], see `loss_sums`.
     Returns:
       The gradient in float32 (without frozen parameters, as `OptimOptions.trainable`), and for each
-      microbatch its metric sums and log-probs float32[B, T].
+      microbatch its metric sums and log-probs float32[B, M].
     """
-    grads = jax.tree.map(_zeros, spec.optim.trainable(params))
-    sums, logps = [], []
-    for row, old in zip(rows, proximal):
-        grads, row_sums, row_logps = _accumulate(
-            spec.model,
-            spec.loss,
-            row.num_positions,
-            params,
-            grads,
-            row.batch,
-            row.plan,
-            old,
-            denominator,
+    grads, sums, logps = None, [], []
+    for row, old in zip(rows, proximal, strict=True):
+        new, row_sums, row_logps = _gradient(
+            spec.model, spec.loss, spec.optim, params, row.batch, row.plan, old, row.denominator
         )
+        grads = new if grads is None else _add(grads, new)
         sums.append(row_sums)
         logps.append(row_logps)
     return grads, sums, logps
 
 
-def _zeros(param: jax.Array) -> jax.Array:
-    """float32 zeros that lie where the parameter lies."""
-    place = param.sharding if isinstance(param.sharding, jax.sharding.NamedSharding) else None
-    return jnp.zeros(param.shape, jnp.float32, device=place)
-
-
-def _padded_pictures(
-    batch: TrainBatch, config: VisionConfig | Qwen3VisionConfig
-) -> tuple[np.ndarray, VisionPlan | None]:
-    """Pads pictures to few shapes: their number to that of the rows, by pictures of one merged
-    cell, and their patches to a power of two of pad units, at least as many as the largest
-    picture would have in half of the rows. Features of real pictures keep their rows."""
+def _padded_pictures(batch: TrainBatch, config) -> tuple[np.ndarray, VisionPlan | None]:
+    """Pads pictures to few shapes: their number to a power of two, at least that of the rows, by
+    pictures of one merged cell, and their patches to a power of two of pad units, at least as many
+    as the largest picture would have in half of the rows. Features of real pictures keep their
+    rows."""
     if not batch.image_grid_thw:
         return np.zeros((0, config.patch_dim), np.float32), None
     merge, count, rows = config.spatial_merge_size, len(batch.image_grid_thw), len(batch.ids)
@@ -317,63 +334,79 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _row_logps(spec: ModelSpec, num_positions: int, params, batch: TrainBatch, plan):
+def _row_logps(spec: ModelSpec, params, batch: TrainBatch, plan):
     return per_token_logps(
         nnx.merge(spec.graphdef, params),
         batch,
         plan,
         temperature=spec.temperature,
         banned_ids=spec.banned_ids,
-        num_positions=num_positions,
         remat=spec.remat,
     )
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _reference_logps(spec: ModelSpec, num_positions: int, params, batch: TrainBatch, plan):
-    return _row_logps(spec, num_positions, params, batch, plan)[0]
+def _logps_of(spec: ModelSpec, params, row: Rows) -> jax.Array:
+    return _forward_logps(spec, params, row.batch, row.plan)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
-def _accumulate(
+@partial(jax.jit, static_argnums=0)
+def _forward_logps(spec: ModelSpec, params, batch: TrainBatch, plan):
+    return _row_logps(spec, params, batch, plan)[0]
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _gradient(
     spec: ModelSpec,
     options: LossOptions,
-    num_positions: int,
+    optim: OptimOptions,
     params,
-    grads,
     batch: TrainBatch,
     plan: VisionPlan | None,
     proximal: jax.Array | None,
     denominator: float,
 ):
-    """Adds one microbatch's gradient to `grads` (float32, donated), of the leaves that it has."""
+    """One microbatch's gradient in float32, metric sums and log-probs."""
 
-    def loss(trainable):
-        whole = with_frozen(trainable, params)
-        logps, entropy = _row_logps(spec, num_positions, whole, batch, plan)
-        numerator, sums = loss_sums(
+    def numerator(logps, entropy):
+        return loss_sums(
             logps,
             entropy,
             proximal_logps=proximal,
             sampler_logps=batch.old_per_token_logps,
             ref_logps=batch.ref_per_token_logps,
             advantages=batch.advantages,
+            episode_index=batch.episode_index,
             loss_mask=batch.loss_mask,
             options=options,
         )
-        share = numerator / denominator
-        return share, (sums | {"loss": share}, logps)
 
-    trainable = trained_part(grads, params)
-    (_, (sums, logps)), new = jax.value_and_grad(loss, has_aux=True)(trainable)
-    return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), grads, new), sums, logps
+    def loss(trainable):
+        whole = with_frozen(trainable, params)
+        logps, entropy = _row_logps(spec, whole, batch, plan)
+        total, sums = numerator(logps, entropy)
+        share = total / denominator
+        return share, (sums | {"loss": share}, logps, entropy)
+
+    trainable = optim.trainable(params)
+    (_, (sums, logps, entropy)), grads = jax.value_and_grad(loss, has_aux=True)(trainable)
+    # What each part of a turn contributes: the size of the loss's slope at its log-probs.
+    slopes = jnp.abs(jax.grad(lambda x: numerator(x, entropy)[0])(logps)).reshape(-1)
+    by_span = jax.ops.segment_sum(slopes, batch.span_index.reshape(-1), len(SPANS))
+    sums |= {f"slope_{name}": by_span[i] for i, name in enumerate(SPANS)}
+    grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+    return constrain_params(grads), sums, logps
+
+
+@partial(jax.jit, donate_argnums=0)
+def _add(grads, more):
+    return jax.tree.map(jnp.add, grads, more)
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _apply(optim: OptimOptions, state: TrainState, grads):
     """One optimiser step; a gradient that is not finite changes nothing and is counted."""
-    norm = optax.global_norm(grads)
-    is_finite = jnp.isfinite(norm)
+    norms = figures.norms_by_module(grads)
+    is_finite = jnp.isfinite(norms["grad_norm"])
     rate = optim.rate(steps_done(state.opt_state))
     trainable = optim.trainable(state.params)
     updates, opt_state = optim.make().update(grads, state.opt_state, trainable)
@@ -387,51 +420,21 @@ def _apply(optim: OptimOptions, state: TrainState, grads):
         params=jax.tree.map(keep, params, state.params),
         opt_state=jax.tree.map(keep, opt_state, state.opt_state),
     )
-    return state, {"grad_norm": norm, "skipped": ~is_finite, "learning_rate": rate}
+    return state, norms | {"skipped": ~is_finite, "learning_rate": rate}
 
 
-def _metrics(batch: StepBatch, sums, applied) -> dict[str, float | None]:
-    """Per-token means over the step; the sampler gap from the first inner step, where sampler and
-    trainer hold the same parameters, the rest over all inner steps. `sums`: [inner][microbatch]."""
-    first = sums[0] if sums else []
-    every = [micro for inner in sums for micro in inner]
-    return {
-        "loss": _mean(every, "loss", over=len(sums)),
-        "kl": _mean(every, "kl"),
-        "kl_capped_share": _mean(every, "kl_capped"),
-        "entropy": _mean(every, "entropy"),
-        "clip_share": _mean(every, "clipped"),
-        "ratio_mean": _mean(every, "ratio"),
-        "ratio_max": _highest(every, "ratio_max"),
-        "logp_gap_mean": _mean(first, "gap"),
-        "logp_gap_max": _highest(first, "gap_max"),
-        "grad_norm": float(applied[-1]["grad_norm"]) if applied else None,
-        "learning_rate": float(applied[-1]["learning_rate"]) if applied else None,
-        "skipped_updates": sum(int(a["skipped"]) for a in applied),
-        "trained_rows": int(sum((o >= 0).sum() for o in batch.origins)),
-        "trained_tokens": int(sum(s["tokens"] for s in first)),
-        "invalid_episodes": batch.num_invalid,
-        "equal_groups": batch.num_equal_groups,
-    }
-
-
-def _mean(sums, key: str, over: float | None = None) -> float | None:
-    """Sum of a key divided by `over`, by default the tokens; None where that is 0."""
-    over = sum(float(s["tokens"]) for s in sums) if over is None else over
-    return sum(float(s[key]) for s in sums) / over if over else None
-
-
-def _highest(sums, key: str) -> float | None:
-    return max(float(s[key]) for s in sums) if any(float(s["tokens"]) for s in sums) else None
-
-
-def _by_episode(batch: StepBatch, logps: Sequence[np.ndarray]) -> list[list[np.ndarray | None]]:
-    """Rows back to [P][G], each cut to its episode's length."""
+def _by_episode(batch: StepBatch, logps: Sequence[Sequence[np.ndarray]]) -> list[list]:
+    """Log-probs float32[B, M] of each microbatch back to [P][G], each as long as its episode."""
     num_prompts, group_size = batch.lengths.shape
     found: list[list[np.ndarray | None]] = [[None] * group_size for _ in range(num_prompts)]
-    for origin, rows in zip(batch.origins, logps):
-        for number, row in zip(origin, rows):
-            if number >= 0:
+    for mini, values in zip(batch.minibatches, logps):
+        for micro, origin, places, of_rows in zip(
+            mini.microbatches, mini.origins, mini.places, values, strict=True
+        ):
+            for number in origin[origin >= 0]:
                 p, g = divmod(int(number), group_size)
-                found[p][g] = np.array(row[: batch.lengths[p, g]])
+                found[p][g] = np.zeros(batch.lengths[p, g], np.float32)
+            for row, column in np.argwhere(micro.loss_mask > 0):
+                p, g = divmod(int(origin[micro.episode_index[row, column]]), group_size)
+                found[p][g][places[row, column]] = of_rows[row, column]
     return found

@@ -80,6 +80,10 @@ class Tokenizer:
             raise ValueError(f"ids {bad[:5].tolist()} are outside [0, {self.vocab_size})")
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=skip_special)
 
+    def num_bytes(self, token_id: int) -> int:
+        """Bytes of a token's text: a byte-level token is spelt with one character a byte."""
+        return len(self._tokenizer.id_to_token(token_id) or "")
+
     def token_id(self, token: str) -> int:
         """The id of one token by its spelling; raises KeyError if there is none."""
         found = self._tokenizer.token_to_id(token)

@@ -1,4 +1,4 @@
-"""A Task and an Episode -> OracleLabels: the training-time verifier, here as a rule (SPEC 3).
+"""A Task and an Episode -> OracleLabels: the training-time verifier, and the one by rule (SPEC 3).
 
 An item is useful if its title or text holds a gold alias of at least `min_alias` characters at word
 borders, or if it is one of the task's evidence documents. A query is good if it names the task's
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from svrl_jax.rewards import factors
 from svrl_jax.types import Episode, OracleLabels, SearchItem, Task, ToolCall, Turn
@@ -20,6 +21,26 @@ from svrl_jax.types import Episode, OracleLabels, SearchItem, Task, ToolCall, Tu
 _WORD = re.compile(r"[0-9]+(?:[.,][0-9]+)+(?!\w)|\w+")
 
 
+class Oracle(Protocol):
+    """A training-time verifier.
+
+    Attributes:
+      name: for tables.
+    """
+
+    name: str
+
+    def label(self, task: Task, episode: Episode) -> OracleLabels:
+        """Labels of one episode."""
+        ...
+
+    def label_groups(
+        self, tasks: Sequence[Task], groups: Sequence[Sequence[Episode]]
+    ) -> list[list[OracleLabels]]:
+        """Labels [P][G] of the tasks' episodes."""
+        ...
+
+
 class RuleOracle:
     """Labels by rule, for work without a network. Stateless.
 
@@ -27,6 +48,8 @@ class RuleOracle:
       min_alias: characters that a gold alias needs to count as evidence. Shorter ones ("no", "7")
         stand in almost any text.
     """
+
+    name = "rule"
 
     def __init__(self, min_alias: int = 3):
         self.min_alias = min_alias
@@ -57,6 +80,12 @@ class RuleOracle:
                 self._label_proposals(task, turn) for turn in factors.text_search_turns(episode)
             ),
         )
+
+    def label_groups(
+        self, tasks: Sequence[Task], groups: Sequence[Sequence[Episode]]
+    ) -> list[list[OracleLabels]]:
+        """Labels [P][G] of the tasks' episodes; see `label`."""
+        return [[self.label(t, e) for e in g] for t, g in zip(tasks, groups, strict=True)]
 
     def is_useful(self, task: Task, item: SearchItem) -> bool:
         """Whether the item is evidence for one of the task's gold answers."""

@@ -34,6 +34,8 @@ class Branch:
       query: the last kept turn, a text search, runs this query instead of its own.
       items: the last kept turn's search showed these instead of what it found.
       temperature: of the first new turn; None takes that of the rules.
+      origin: (episode, number of its turns) that the branch has in common with its siblings, where
+        that is less than `num_turns` of the trunk; None: all of them.
       only_turn: break the branch off (`budget`) behind its first new turn, before any search.
     """
 
@@ -46,6 +48,7 @@ class Branch:
     items: tuple[SearchItem, ...] | None = None
     temperature: float | None = None
     only_turn: bool = False
+    origin: tuple[Episode, int] | None = None
 
     def __post_init__(self):
         """Raises ValueError where the parts do not fit."""
@@ -142,6 +145,9 @@ def _resume(branch: Branch, rules: episodes_lib.Rules, model_config) -> episodes
     if branch.only_turn:
         one.last_turn = branch.num_turns + 1
     # Equal trunks at an equal length: the same tokens, and pictures of the prompt lie before them.
+    if branch.origin is not None:
+        trunk, count = branch.origin
+        length = trunk.turns[count - 1].end if count else trunk.prompt_length
     one.shared = (("branch", id(trunk), length), length)
     return one
 

@@ -1,10 +1,10 @@
 """Device programs of the sampler: append tokens to cache slots, decode a chunk of tokens in lanes.
 
 A *slot* is a row of the key/value cache and holds one episode's context; a *lane* is a row of the
-decode program. Every program gathers the rows it works on, so that an episode that waits for a tool
-keeps its slot and costs no lane. The engine knows tokens only: when a turn ends is the caller's
-business. Tokens decoded beyond that end are undone by `truncate`, which moves a length and nothing
-else: what lies behind a slot's length is overwritten before it can be seen.
+decode program. An episode that waits for a tool keeps its slot and costs no lane. The engine knows
+tokens only: when a turn ends is the caller's business. Tokens decoded beyond that end are undone by
+`truncate`, which moves a length and nothing else: what lies behind a slot's length is overwritten
+before it can be seen.
 
 Shapes are few: rows, tokens and cache lengths come in buckets, and `num_compiles` counts the
 programs.
@@ -12,6 +12,7 @@ programs.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -21,16 +22,14 @@ import numpy as np
 from flax import nnx
 
 from svrl_jax.models.qwen_vl.model import QwenVL
-from svrl_jax.models.qwen_vl.text import init_cache
-from svrl_jax.models.qwen_vl.vision_plan import plan_vision
-from svrl_jax.rollout import sampling
-from svrl_jax.rollout.decode import begin_chunk, decode_step
+from svrl_jax.rollout import decode, sampling
+from svrl_jax.rollout.decode import Entries
+from svrl_jax.rollout.picture_features import PictureEncoder
 
 PREFILL_TOKENS = 1024  # rows x tokens of the largest prefill program
 PREFILL_CHUNKS = (32, 256)  # tokens a row of one prefill program; the longer for long contexts only
-SHORTEST_CACHE = 128  # smallest number of keys that a program looks at
-PICTURES_PER_CALL = 16  # vision batch of small pictures, ...
-PATCHES_PER_CALL = 1024  # ... which together have at most so many patches
+PREFILL_BLOCK = 256  # old keys that a prefill program reads at a time
+SHORTEST_CACHE = 128  # smallest number of keys that a decode program looks at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +60,14 @@ class Lane:
       next_position: M-RoPE position (all axes) of the next token.
       key: uint32[2], key data of the turn.
       temperature: 0 is greedy.
+      limit: tokens that the turn may still take, at least 1.
     """
 
     slot: int
     next_position: int
     key: np.ndarray
     temperature: float
+    limit: int
 
 
 @jax.tree_util.register_dataclass
@@ -75,13 +76,12 @@ class SlotState:
     """What the device keeps of every slot.
 
     Attributes:
-      k, v: float[layers, slots, S, K, H].
+      cache: entries [layers, slots, ...].
       hidden: float[slots, D], final hidden state of the context's last token: the next is drawn
         from it.
     """
 
-    k: jax.Array
-    v: jax.Array
+    cache: Entries
     hidden: jax.Array
 
 
@@ -91,11 +91,23 @@ class Engine:
     Args:
       model: gives the structure and the first parameters; later ones come by `set_params`.
       banned: bool[V], ids that are never drawn.
+      pausing: bool[V], ids after which a turn may be over: a decode call ends early once every
+        lane has drawn one of them or has reached its limit. Changes no token.
       slots: contexts held at once.
       lanes: rows of the largest decode program.
       capacity: tokens that a context may reach.
-      decode_chunk: tokens decoded by one call.
+      decode_chunk: most tokens decoded by one call.
       cache_dtype: of keys and values.
+      top_k, top_p: as of `sampling.draw_tokens`.
+      unroll: take the layers of decode programs apart; None: on CPUs, where a scan copies each
+        layer's slice of parameters and caches in every step. It costs compile time.
+
+    Attributes:
+      lengths: int32[slots], tokens that each slot holds.
+      num_compiles: programs compiled so far.
+      counts: tokens appended (`prefilled`) and the places that the programs had for them
+        (`prefill_places`), tokens copied from another slot instead (`copied`), tokens decoded
+        (`decoded`, overshoot included) and places (`decode_places`), `patches` and `patch_places`.
     """
 
     def __init__(
@@ -108,6 +120,10 @@ class Engine:
         capacity: int,
         decode_chunk: int,
         cache_dtype: str,
+        pausing: np.ndarray | None = None,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        unroll: bool | None = None,
     ):
         self.config = model.config
         self.slots = slots
@@ -115,22 +131,41 @@ class Engine:
         self.capacity = capacity
         self.decode_chunk = decode_chunk
         self.num_compiles = 0
+        self.counts: collections.Counter[str] = collections.Counter()
         self.lengths = np.zeros(slots, np.int32)
         self._graphdef, self._params = nnx.split(model)
         self._banned = jnp.asarray(banned)
+        self._pausing = jnp.asarray(np.zeros_like(banned) if pausing is None else pausing)
+        self._truncation = {"top_k": top_k, "top_p": top_p}
+        self._unroll = jax.default_backend() == "cpu" if unroll is None else unroll
         self._chunks = [c for c in PREFILL_CHUNKS if c == PREFILL_CHUNKS[0] or 4 * c <= capacity]
-        # Every write is a whole chunk, the last one of a full context too.
-        length = -(-(capacity + max(decode_chunk, *self._chunks)) // 32) * 32
+        # Every write is a whole chunk, the last one of a full context too; blocks are whole.
+        longest = capacity + max(decode_chunk, *self._chunks)
+        self._block = PREFILL_BLOCK if longest >= 2 * PREFILL_BLOCK else SHORTEST_CACHE
+        length = -(-longest // self._block) * self._block
         self._cache_lengths = _cache_buckets(length, SHORTEST_CACHE)
-        self._prefill_lengths = _cache_buckets(length, 4 * SHORTEST_CACHE)
-        cache = init_cache(self.config, slots, length, cache_dtype)
-        width = self.config.text_config.hidden_size
+        text = self.config.text_config
+        lead = (text.num_hidden_layers, slots, text.num_key_value_heads)
         dtype = jax.tree.leaves(self._params)[0].dtype
-        self._state = SlotState(cache.k, cache.v, jnp.zeros((slots, width), dtype))
-        self._prefill = jax.jit(self._prefill_program, donate_argnums=1, static_argnames="length")
-        self._copy = jax.jit(self._copy_program, donate_argnums=0, static_argnames="length")
+        self._state = SlotState(
+            Entries(
+                jnp.zeros((*lead, text.head_dim, length), cache_dtype),
+                jnp.zeros((*lead, length, text.head_dim), cache_dtype),
+            ),
+            jnp.zeros((slots, text.hidden_size), dtype),
+        )
+        self._prefill = jax.jit(self._prefill_program, donate_argnums=1)
+        self._copy = jax.jit(self._copy_program, donate_argnums=0)
         self._decode = jax.jit(self._decode_program, donate_argnums=1, static_argnames="length")
         self._encode = jax.jit(self._encode_program)
+        self._pictures = PictureEncoder(
+            self.config, lambda pixels, plan: self._encode(self._params, pixels, plan), self.counts
+        )
+
+    @property
+    def params(self) -> nnx.State:
+        """What is sampled from."""
+        return self._params
 
     def set_params(self, params: nnx.State) -> None:
         """Samples from these parameters (`nnx.split(model)[1]`) from now on; caches are emptied."""
@@ -164,9 +199,14 @@ class Engine:
                     f"slot {one.slot}: {self.lengths[one.slot]} + {len(one.ids)} tokens are more "
                     f"than the capacity of {self.capacity}"
                 )
-        features, image_index = self._encode_pictures(appends)
+        features, image_index = self._pictures.features(
+            [(one.slot, one.ids, one.pixel_values, one.image_grid_thw) for one in appends],
+            self._state.hidden.dtype,
+        )
         left = [(one, index, 0) for one, index in zip(appends, image_index, strict=True)]
         while left:
+            # A program reads as many old blocks as its longest context has.
+            left.sort(key=lambda row: int(self.lengths[row[0].slot]))
             longest = max(len(one.ids) - done for one, _, done in left)
             chunk = next((c for c in self._chunks[::-1] if longest > c // 2), self._chunks[0])
             rows = PREFILL_TOKENS // chunk
@@ -176,39 +216,43 @@ class Engine:
 
     def copy(self, source: int, targets: Sequence[int]) -> None:
         """Makes the contexts of `targets` equal to that of `source` (a group's shared prompt)."""
-        rows = PREFILL_TOKENS // PREFILL_CHUNKS[0]
-        length = _bucket(self._cache_lengths, int(self.lengths[source]))
-        for i in range(0, len(targets), rows):
-            part = targets[i : i + rows]
-            padded = np.full(rows, self.slots, np.int32)  # out of range: dropped
-            padded[: len(part)] = part
-            self._state = self._copy(self._state, np.int32(source), padded, length=length)
+        padded = np.zeros(self.slots, np.int32)
+        padded[: len(targets)] = targets
+        num_blocks = -(-int(self.lengths[source]) // self._block)
+        self._state = self._copy(
+            self._state, np.int32(source), padded, np.int32(len(targets)), np.int32(num_blocks)
+        )
         self.lengths[list(targets)] = self.lengths[source]
+        self.counts["copied"] += int(self.lengths[source]) * len(targets)
 
     def decode(self, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray]:
-        """Draws `decode_chunk` tokens in each lane and appends them to its slot.
+        """Draws up to `decode_chunk` tokens in each lane and appends them to its slot.
 
         Args:
           lanes: at most `self.lanes`, of different slots that an append or a decode made current.
         Returns:
-          (ids int32[B, C], logps float32[B, C]), rows as given; see `sampling.draw_tokens`.
+          (ids int32[B, C], logps float32[B, C]), rows as given, 1 <= C <= decode_chunk; see
+          `sampling.draw_tokens`.
         """
         size = _bucket(_row_buckets(self.lanes), len(lanes))
         slots = np.full(size, self.slots, np.int32)
-        next_position, lengths = np.zeros((2, size), np.int32)
+        next_position, lengths, limits = np.zeros((3, size), np.int32)
         keys = np.zeros((size, 2), np.uint32)
         temperature = np.ones(size, np.float32)
         for i, lane in enumerate(lanes):
-            slots[i], next_position[i] = lane.slot, lane.next_position
+            slots[i], next_position[i], limits[i] = lane.slot, lane.next_position, lane.limit
             keys[i], temperature[i] = lane.key, lane.temperature
             lengths[i] = self.lengths[lane.slot]
-        length = _bucket(self._cache_lengths, int(lengths.max()) + self.decode_chunk)
-        self._state, ids, logps = self._decode(
-            self._params, self._state, slots, lengths, next_position, keys, temperature,
-            length=length,
+        length = _bucket(self._cache_lengths, int(lengths.max()))
+        self._state, count, ids, logps = self._decode(
+            self._params, self._state, slots, lengths, next_position, keys, temperature, limits,
+            np.int32(len(lanes)), length=length,
         )  # fmt: skip
-        self.lengths[slots[: len(lanes)]] += self.decode_chunk
-        return np.asarray(ids).T[: len(lanes)], np.asarray(logps).T[: len(lanes)]
+        count = int(count)
+        self.lengths[slots[: len(lanes)]] += count
+        self.counts["decoded"] += count * len(lanes)
+        self.counts["decode_places"] += count * size
+        return np.asarray(ids)[:count].T[: len(lanes)], np.asarray(logps)[:count].T[: len(lanes)]
 
     def _append_chunk(self, batch, chunk: int, features: np.ndarray) -> None:
         """Runs one prefill program over (append, image index, tokens done) triples."""
@@ -226,58 +270,18 @@ class Engine:
             if done + chunk >= len(one.ids):
                 final[i] = one.slot  # this token's hidden state is the context's last
             self.lengths[one.slot] += count
+            self.counts["prefilled"] += count
+        self.counts["prefill_places"] += rows * chunk
         # Only the features that these tokens need, one place a token: the shape does not depend on
         # the pictures, and the same program serves text.
         is_image = image_index.reshape(-1) >= 0
         embeds = np.zeros((rows * chunk, features.shape[1]), features.dtype)
         embeds[is_image] = features[image_index.reshape(-1)[is_image]]
         places = np.where(is_image, np.arange(rows * chunk), -1).reshape(rows, chunk)
-        length = _bucket(self._prefill_lengths, int(starts.max()) + chunk)
         self._state = self._prefill(
             self._params, self._state, ids, positions, slots, starts, last, final, embeds,
-            places.astype(np.int32), length=length,
+            places.astype(np.int32), np.int32(len(batch)),
         )  # fmt: skip
-
-    def _encode_pictures(self, appends: Sequence[Append]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Features of all pictures, float[M, F], and each append's row of them per token or -1."""
-        parts = [np.zeros((0, self.config.image_feature_size), self._state.hidden.dtype)]
-        merge = self.config.vision_config.merge_unit
-        indices, total = [], 0
-        pictures: list[tuple[np.ndarray, np.ndarray]] = []  # (patches, grid) of each
-        for one in appends:
-            is_image = one.ids == self.config.image_token_id
-            sizes = one.image_grid_thw.prod(axis=-1, dtype=np.int64)
-            if is_image.sum() * merge != sizes.sum() or sizes.sum() != len(one.pixel_values):
-                raise ValueError(
-                    f"slot {one.slot}: {is_image.sum()} picture tokens and "
-                    f"{len(one.pixel_values)} patches for grids {one.image_grid_thw.tolist()}"
-                )
-            indices.append(np.where(is_image, total + np.cumsum(is_image) - 1, -1))
-            total += int(is_image.sum())
-            patches = np.split(one.pixel_values, np.cumsum(sizes)[:-1]) if len(sizes) else []
-            pictures += zip(patches, one.image_grid_thw, strict=True)
-        while pictures:
-            batch, pictures = _take_pictures(pictures)
-            parts.append(self._encode_batch(batch))
-        return np.concatenate(parts), indices
-
-    def _encode_batch(self, batch) -> np.ndarray:
-        """Features of some pictures, without padding. Small ones always fill a whole batch."""
-        wanted = sum(len(patches) for patches, _ in batch)
-        padded = list(batch)
-        while len(padded) < PICTURES_PER_CALL and (
-            sum(len(patches) for patches, _ in padded) + len(batch[0][0]) <= PATCHES_PER_CALL
-        ):
-            padded.append(batch[0])  # so that the plan's shape is that of a full batch
-        num_patches = sum(len(patches) for patches, _ in padded)
-        rows = max(PATCHES_PER_CALL, 1 << (num_patches - 1).bit_length())
-        plan = plan_vision(
-            np.stack([grid for _, grid in padded]), self.config.vision_config, pad_patches_to=rows
-        )
-        pixels = np.zeros((rows, batch[0][0].shape[1]), np.float32)
-        pixels[:num_patches] = np.concatenate([patches for patches, _ in padded])
-        features = np.asarray(self._encode(self._params, pixels, plan))
-        return features[: wanted // self.config.vision_config.merge_unit]
 
     # The programs. Their Python bodies run once a compiled shape: that is what the counter counts.
 
@@ -286,92 +290,99 @@ class Engine:
         return nnx.merge(self._graphdef, params).encode_images(pixel_values, plan)
 
     def _prefill_program(
-        self, params, state, ids, positions, slots, starts, last, final, embeds, image_index, *,
+        self, params, state, ids, positions, slots, starts, last, final, embeds, image_index,
+        num_rows,
+    ):  # fmt: skip
+        self.num_compiles += 1
+        model = nnx.merge(self._graphdef, params)
+        readable = jnp.minimum(slots, self.slots - 1)
+        hidden, new = decode.append_pass(
+            model, ids, positions, state.cache, readable, starts, embeds, image_index,
+            block=self._block,
+        )  # fmt: skip
+        last_hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+        return SlotState(
+            decode.write_rows(state.cache, new, slots, starts, num_rows),
+            state.hidden.at[final].set(last_hidden, mode="drop"),
+        )
+
+    def _copy_program(self, state, source, targets, num_targets, num_blocks):
+        self.num_compiles += 1
+
+        def block(i, state):
+            j, b = i // num_blocks, i % num_blocks
+
+            def move(where, axis):
+                start, size = [0, source, 0, 0, 0], list(where.shape)
+                start[axis], size[axis], size[1] = b * self._block, self._block, 1
+                part = jax.lax.dynamic_slice(where, start, size)
+                start[1] = targets[j]
+                return jax.lax.dynamic_update_slice(where, part, start)
+
+            return Entries(move(state.k, 4), move(state.v, 3))
+
+        def last(i, hidden):
+            return hidden.at[targets[i]].set(hidden[source])
+
+        return SlotState(
+            jax.lax.fori_loop(0, num_targets * num_blocks, block, state.cache),
+            jax.lax.fori_loop(0, num_targets, last, state.hidden),
+        )
+
+    def _decode_program(
+        self, params, state, slots, starts, next_position, keys, temperature, limits, num_rows, *,
         length: int,
     ):  # fmt: skip
         self.num_compiles += 1
         model = nnx.merge(self._graphdef, params)
-        k, v = _rows(state, slots, length)
-        hidden, k, v = model.extend(ids, positions, k, v, starts, embeds, image_index)
-        last_hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
-        columns = starts[:, None] + jnp.arange(ids.shape[1])  # [B, T]
-        rows = jnp.arange(len(ids))[:, None]
-        state = _write(state, k[:, rows, columns], v[:, rows, columns], slots, starts)
-        hidden = state.hidden.at[final].set(last_hidden, mode="drop")
-        return dataclasses.replace(state, hidden=hidden)
+        layers = model.language_model.layers
+        if self._unroll:
+            layers = decode.take_layers(layers, self.config.text_config.num_hidden_layers)
+        old = decode.read_rows(state.cache, slots, length, state.hidden.dtype, unroll=self._unroll)
+        chunk, rows = self.decode_chunk, len(slots)
 
-    def _copy_program(self, state, source, targets, *, length: int):
-        self.num_compiles += 1
-        return SlotState(
-            k=state.k.at[:, targets, :length].set(state.k[:, source, None, :length], mode="drop"),
-            v=state.v.at[:, targets, :length].set(state.v[:, source, None, :length], mode="drop"),
-            hidden=state.hidden.at[targets].set(state.hidden[source], mode="drop"),
-        )
+        def goes_on(carry):
+            i, is_done, *_ = carry
+            return (i < chunk) & ~is_done.all()
 
-    def _decode_program(
-        self, params, state, slots, starts, next_position, keys, temperature, *, length: int
-    ):
-        self.num_compiles += 1
-        model = nnx.merge(self._graphdef, params)
-
-        def step(carry, i):
-            hidden, new = carry
-            ids, logps = sampling.draw_tokens(
-                model.logits(hidden), keys, starts + i, temperature, self._banned
+        def step(carry):
+            i, is_done, hidden, new, ids, logps = carry
+            drawn, logp = sampling.draw_tokens(
+                model.logits(hidden), keys, starts + i, temperature, self._banned,
+                **self._truncation,
+            )  # fmt: skip
+            hidden, new = decode.decode_step(
+                model, layers, drawn, next_position + i, old, new, starts, i
             )
-            hidden, new = decode_step(model, ids, next_position + i, old, new, starts, i)
-            return (hidden, new), (ids, logps)
+            is_done |= (i + 1 >= limits) | self._pausing[drawn]
+            return i + 1, is_done, hidden, new, ids.at[i].set(drawn), logps.at[i].set(logp)
 
-        k, v = _rows(state, slots, length)
-        old, new = begin_chunk(k, v, self.decode_chunk, state.hidden.dtype)
-        hidden = state.hidden.at[slots].get(mode="clip")
-        (hidden, new), (ids, logps) = jax.lax.scan(
-            step, (hidden, new), jnp.arange(self.decode_chunk)
+        count, _, hidden, new, ids, logps = jax.lax.while_loop(
+            goes_on,
+            step,
+            (
+                jnp.int32(0),
+                jnp.arange(rows) >= num_rows,
+                state.hidden.at[slots].get(mode="clip"),
+                decode.empty_like(old, chunk),
+                jnp.zeros((chunk, rows), jnp.int32),
+                jnp.zeros((chunk, rows), jnp.float32),
+            ),
         )
-        state = _write(state, new.k, new.v, slots, starts)
+        cache = decode.write_rows(state.cache, decode.stack_layers(new), slots, starts, num_rows)
         hidden = state.hidden.at[slots].set(hidden, mode="drop")
-        return dataclasses.replace(state, hidden=hidden), ids, logps
-
-
-def _rows(state: SlotState, slots: jax.Array, length: int) -> tuple[jax.Array, jax.Array]:
-    """The working copy of some slots' first `length` entries; a padding row copies any slot."""
-    take = {"mode": "clip"}
-    return (
-        state.k.at[:, slots, :length].get(**take),
-        state.v.at[:, slots, :length].get(**take),
-    )
-
-
-def _write(
-    state: SlotState, k: jax.Array, v: jax.Array, slots: jax.Array, starts: jax.Array
-) -> SlotState:
-    """Writes new entries float[layers, B, T, K, H] behind `starts` int32[B] of the rows' slots."""
-    where = (slice(None), slots[:, None], starts[:, None] + jnp.arange(k.shape[2]))
-    return dataclasses.replace(
-        state,
-        k=state.k.at[where].set(k.astype(state.k.dtype), mode="drop"),
-        v=state.v.at[where].set(v.astype(state.v.dtype), mode="drop"),
-    )
-
-
-def _take_pictures(pictures: list) -> tuple[list, list]:
-    """Splits off the pictures of the next vision call: at least one, few enough patches."""
-    count, patches = 1, len(pictures[0][0])
-    while (
-        count < min(len(pictures), PICTURES_PER_CALL)
-        and patches + len(pictures[count][0]) <= PATCHES_PER_CALL
-    ):
-        patches += len(pictures[count][0])
-        count += 1
-    return pictures[:count], pictures[count:]
+        return SlotState(cache, hidden), count, ids, logps
 
 
 def _cache_buckets(length: int, shortest: int) -> tuple[int, ...]:
-    """Cache lengths a program may look at: `shortest`, four times that, ..., and all of it."""
+    """Old keys a decode program may look at: doubling up to 512, then in steps of a half or a
+    third, so that little is looked at in vain; and all of them."""
     buckets = []
-    while 2 * shortest <= length:
+    while shortest < length:
         buckets.append(shortest)
-        shortest *= 4
+        if shortest >= 512 and 3 * shortest // 2 < length:
+            buckets.append(3 * shortest // 2)
+        shortest *= 2
     return (*buckets, length)
 
 

@@ -50,6 +50,7 @@ def run_episodes(
     progress: Callable[[int, int], None] | None = None,
     first_sample: int = 0,
     on_episode: Callable[[Episode], None] | None = None,
+    attempt: int = 0,
 ) -> list[list[Episode]]:
     """Runs `group_size` episodes of every task to their end.
 
@@ -71,6 +72,7 @@ def run_episodes(
       progress: called with (finished, total) whenever an episode ends.
       first_sample: number of a task's first sample; its draws are those of that number.
       on_episode: takes each episode as it ends, in whatever order that happens.
+      attempt: how often these draws were made anew; it names them too.
     Returns:
       [P][G] episodes. Which slot or batch an episode ran in leaves no trace in it.
     Raises:
@@ -92,6 +94,7 @@ def run_episodes(
         temperature=temperature,
         query_choice=query_choice,
         policy_name=policy_name,
+        attempt=attempt,
     )
     running = make_running(
         tasks, prompts, range(first_sample, first_sample + group_size), model_config, rules
@@ -176,6 +179,7 @@ class Rules:
     temperature: float
     query_choice: str
     policy_name: str
+    attempt: int = 0
 
     @property
     def max_turns(self) -> int:
@@ -188,7 +192,7 @@ def make_running(tasks, prompts, samples, model_config, rules: Rules) -> list[Ru
     names = [(p, g) for p in range(len(tasks)) for g in samples]
     hashes = [rng.task_hash(task.id) for task in tasks]
     rows = [
-        (rules.seed, rules.step, hashes[p], g, turn, 0)
+        (rules.seed, rules.step, hashes[p], g, turn, rules.attempt)
         for p, g in names
         for turn in range(rules.max_turns)
     ]
@@ -390,6 +394,7 @@ class Running:
             end_reason=self.end_reason,
             answer=self.turns[-1].parsed.answer if self.end_reason == "answered" else None,
             temperature=rules.temperature,
+            attempt=rules.attempt,
             **self.transcript.arrays(),
         )
 
@@ -426,5 +431,8 @@ class Running:
         if self._rules.query_choice == "first":
             return proposals[0]
         turn = len(self.turns) - 1
-        draw = rng.host_rng(self._rules.seed, self._rules.step, self.task.id, self._sample, turn)
+        again = [self._rules.attempt] if self._rules.attempt else []
+        draw = rng.host_rng(
+            self._rules.seed, self._rules.step, self.task.id, self._sample, turn, *again
+        )
         return proposals[int(draw.integers(len(proposals)))]

@@ -59,6 +59,8 @@ class Request:
       view: the episode as text.
       share_key: requests with equal keys have equal `ids` (the first `share_length` of them) and
         pictures, so that these may be computed once; None shares nothing. Only for new contexts.
+      begin: text that `ids` end in and that the turn begins with; what is sampled goes on from it.
+        A policy that reads `view` instead of `ids` is told here.
       share_length: None for all of `ids`; else fewer, and at least those of every picture.
     """
 
@@ -76,6 +78,7 @@ class Request:
     view: TurnView
     share_key: Hashable | None = None
     share_length: int | None = None
+    begin: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +143,7 @@ class ScriptedPolicy:
         self._queue = []
 
     def _answer(self, request: Request) -> SampledTurn:
-        text = self._script(request.view)
+        text = self._script(request.view).removeprefix(request.begin)
         ids = [int(i) for i in self._tokenizer.encode_plain(text)]
         stop = request.keep(ids, 0)
         tail = ""

@@ -50,26 +50,43 @@ def draw_tokens(
     if top_k < 0 or not 0.0 < top_p <= 1.0:
         raise ValueError(f"top_k must be >= 0 and top_p in (0, 1]; got {top_k} and {top_p}")
     is_greedy = temperature <= 0.0
-    scaled = masked_logits(logits, temperature, banned)  # [B, V]
-    top = scaled.max(-1, keepdims=True)
-    mass = jnp.exp(scaled - top)  # [B, V], 1 at the likeliest token, exactly 0 at banned ids
-    if top_k or top_p < 1.0:
-        drawable = truncate(mass, top_k=top_k, top_p=top_p)
-    else:
-        drawable = mass
     uniform = jax.vmap(_uniform)(keys, positions)
-    drawn = draw_from_mass(drawable, uniform)
-    # The first of the likeliest; argmax is several times slower on a CPU.
-    likeliest = jnp.where(scaled == top, jnp.arange(scaled.shape[-1]), scaled.shape[-1]).min(-1)
-    ids = jnp.where(is_greedy, likeliest, drawn).astype(jnp.int32)
-    chosen = jnp.take_along_axis(scaled, ids[:, None], axis=-1)[:, 0]
-    return ids, chosen - top[:, 0] - jnp.log(mass.sum(-1))
+    inverse = 1.0 / jnp.where(is_greedy, 1.0, temperature)[:, None]  # a product is cheap to repeat
+    if top_k or top_p < 1.0:
+        scaled = masked_logits(logits, inverse, banned)  # [B, V]
+        top = scaled.max(-1)
+        mass = jnp.exp(scaled - top[:, None])  # 1 at the likeliest token, exactly 0 at banned ids
+        total = mass.sum(-1)
+        drawn = draw_from_mass(truncate(mass, top_k=top_k, top_p=top_p), uniform)
+        # The first of the likeliest; argmax is several times slower on a CPU.
+        places = jnp.where(scaled == top[:, None], jnp.arange(scaled.shape[-1]), scaled.shape[-1])
+        ids = jnp.where(is_greedy, places.min(-1), drawn).astype(jnp.int32)
+        chosen = jnp.take_along_axis(scaled, ids[:, None], axis=-1)[:, 0]
+        return ids, chosen - top - jnp.log(total)
+    blocks, banned_blocks = _in_blocks(logits), _in_blocks(banned[None], fill=True)
+    # Two reductions read the logits and nothing of size V is written.
+    scaled = masked_logits(blocks, inverse[..., None], banned_blocks)  # [B, blocks, width]
+    tops = scaled.max(-1)  # [B, blocks]
+    top = tops.max(-1)
+    ends = jnp.cumsum(jnp.exp(scaled - top[:, None, None]).sum(-1), axis=-1)  # [B, blocks]
+    block, before = _block_of(ends, uniform * ends[:, -1])
+    block = jnp.where(is_greedy, _first(tops == top[:, None]), block)
+    # Scaled again from the gathered logits: a second reader of `scaled` would have it written out.
+    inside = masked_logits(
+        jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0], inverse,
+        jnp.take(banned_blocks[0], block, axis=0),
+    )  # [B, width]  # fmt: skip
+    mass = jnp.exp(inside - top[:, None])
+    drawn = _first_above(jnp.cumsum(mass, axis=-1), uniform * ends[:, -1] - before)
+    place = jnp.where(is_greedy, _first(inside == top[:, None]), drawn)
+    chosen = jnp.take_along_axis(inside, place[:, None], axis=-1)[:, 0]
+    ids = (block * inside.shape[-1] + place).astype(jnp.int32)
+    return ids, chosen - top - jnp.log(ends[:, -1])
 
 
-def masked_logits(logits: jax.Array, temperature: jax.Array, banned: jax.Array) -> jax.Array:
-    """float32[B, V]: logits over the temperature (1 where it is 0), -inf at banned ids."""
-    divisor = jnp.where(temperature <= 0.0, 1.0, temperature)[:, None]
-    return jnp.where(banned, -jnp.inf, logits.astype(jnp.float32) / divisor)
+def masked_logits(logits: jax.Array, inverse: jax.Array, banned: jax.Array) -> jax.Array:
+    """float32[B, V]: logits times the inverse temperature float32[B, 1], -inf at banned ids."""
+    return jnp.where(banned, -jnp.inf, logits.astype(jnp.float32) * inverse)
 
 
 def draw_from_mass(mass: jax.Array, uniform: jax.Array) -> jax.Array:
@@ -81,21 +98,14 @@ def draw_from_mass(mass: jax.Array, uniform: jax.Array) -> jax.Array:
     Returns:
       int32[B]; an entry of zero mass is never returned.
     """
-    rows, size = mass.shape
-    width = math.isqrt(max(1, size - 1)) + 1
-    count = -(-size // width)
-    padded = jnp.pad(mass, ((0, 0), (0, count * width - size)))
-    blocks = padded.reshape(rows, count, width)
-    ends = jnp.cumsum(blocks.sum(-1), axis=-1)  # [B, count]
+    blocks = _in_blocks(mass)
+    ends = jnp.cumsum(blocks.sum(-1), axis=-1)  # [B, blocks]
     # Scaled by the total as it was summed, not by 1: rounding leaves no gap at the end.
     target = uniform * ends[:, -1]
-    block = _first_above(ends, target)
-    before = jnp.where(
-        block > 0, jnp.take_along_axis(ends, jnp.maximum(block - 1, 0)[:, None], -1)[:, 0], 0.0
-    )
+    block, before = _block_of(ends, target)
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # [B, width]
     index = _first_above(jnp.cumsum(inside, axis=-1), target - before)
-    return block * width + index
+    return block * inside.shape[-1] + index
 
 
 def truncate(mass: jax.Array, *, top_k: int, top_p: float) -> jax.Array:
@@ -113,6 +123,40 @@ def truncate(mass: jax.Array, *, top_k: int, top_p: float) -> jax.Array:
         kept &= jnp.arange(mass.shape[-1]) < top_k
     kept = jnp.take_along_axis(kept, jnp.argsort(order, axis=-1), axis=-1)
     return jnp.where(kept, mass, 0.0)
+
+
+def block_width(size: int) -> int:
+    """Tokens of a block: the divisor of the vocabulary's size that is nearest to its square root.
+
+    Where none is within a factor of 8, the root itself; the last block is then padded. Example:
+    151936 = 1187 blocks of 128.
+    """
+    root = math.isqrt(max(1, size - 1)) + 1
+    near = [w for w in range(-(-root // 8), 8 * root + 1) if size % w == 0]
+    return min(near, key=lambda w: max(w / root, root / w)) if near else root
+
+
+def _in_blocks(values: jax.Array, fill: float = 0) -> jax.Array:
+    """Cuts [B, V] into [B, blocks, width]; `fill` stands behind the last value."""
+    rows, size = values.shape
+    width = block_width(size)
+    count = -(-size // width)
+    if count * width > size:
+        values = jnp.pad(values, ((0, 0), (0, count * width - size)), constant_values=fill)
+    return values.reshape(rows, count, width)
+
+
+def _block_of(ends: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(block that the target falls into, mass before it), int32[B] and float32[B]."""
+    block = _first_above(ends, target)
+    before = jnp.take_along_axis(ends, jnp.maximum(block - 1, 0)[:, None], -1)[:, 0]
+    return block, jnp.where(block > 0, before, 0.0)
+
+
+def _first(is_there: jax.Array) -> jax.Array:
+    """int32[B]: index of the first True of bool[B, N]; there is one."""
+    size = is_there.shape[-1]
+    return jnp.where(is_there, jnp.arange(size), size).min(-1)
 
 
 def _uniform(key_data: jax.Array, position: jax.Array) -> jax.Array:

@@ -8,8 +8,9 @@ key depends on its episode, turn and position only.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from flax import nnx
@@ -78,6 +79,21 @@ class EnginePolicy:
         if self._pending or self._ready or self._active:
             raise ValueError("set_params while turns are queued; collect them first")
         self.engine.set_params(params if self._prepare is None else self._prepare(params))
+
+    @contextlib.contextmanager
+    def lent(self, params: nnx.State) -> Iterator[None]:
+        """Samples from other parameters within the block, and from those of before behind it.
+
+        Raises:
+          ValueError: turns are queued.
+        """
+        before = self.engine.params
+        self.set_params(params)
+        try:
+            yield
+        finally:
+            self.discard()
+            self.engine.set_params(before)
 
     def submit(self, request: Request) -> None:
         """Queues one turn.
@@ -213,4 +229,5 @@ def _lane(one: _Active) -> Lane:
         next_position=request.next_position + len(one.ids),
         key=request.key,
         temperature=request.temperature,
+        limit=request.max_new_tokens - len(one.ids),
     )

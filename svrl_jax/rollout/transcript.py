@@ -86,7 +86,9 @@ class Transcript:
 
     def pictures(self) -> tuple[np.ndarray, np.ndarray]:
         """pixel_values float32[L, C] and image_grid_thw int32[I, 3] of all pictures so far."""
-        return np.concatenate(self._pixel_values), np.concatenate(self._grids)
+        some = self._pixel_values
+        pixel_values = some[0] if len(some) == 1 else np.concatenate(some)
+        return pixel_values, np.concatenate(self._grids)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by their names in `Episode`."""

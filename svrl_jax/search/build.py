@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
-from svrl_jax.search import extract
+from svrl_jax.search import extract, wire
 from svrl_jax.search.errors import SearchSetupError
 from svrl_jax.search.fetch import Fetcher, trafilatura
 from svrl_jax.search.imported import Settings
@@ -19,8 +20,9 @@ from svrl_jax.search.limits import Budget
 from svrl_jax.search.live import LiveTools, Services
 from svrl_jax.search.local import LocalTools
 from svrl_jax.search.providers import chat, jina, serpapi, serper, tavily
-from svrl_jax.search.providers.caller import Caller
+from svrl_jax.search.providers.caller import Caller, fault_of_status
 from svrl_jax.search.record import SearchRecord
+from svrl_jax.search.remote import RemoteTools
 from svrl_jax.search.stored import IndexTools
 from svrl_jax.search.web import Web
 
@@ -28,7 +30,7 @@ _TEXT = {"serper": serper, "serpapi": serpapi, "tavily": tavily}
 _IMAGE = {"serper": serper, "serpapi": serpapi}
 
 
-def build_tools(config: ConfigDict) -> LocalTools | IndexTools | LiveTools:
+def build_tools(config: ConfigDict) -> LocalTools | IndexTools | LiveTools | RemoteTools:
     """The tools that `config.search.kind` names.
 
     Args:
@@ -44,6 +46,8 @@ def build_tools(config: ConfigDict) -> LocalTools | IndexTools | LiveTools:
         return LocalTools(config.search, data.picture_width_px, data.picture_height_px)
     if kind == "index":
         return IndexTools(config.search)
+    if kind == "server":
+        return server_tools(config.search, timeout_s=config.rollout.tool_timeout_s)
     return live_tools(config.search, timeout_s=config.rollout.tool_timeout_s)
 
 
@@ -58,8 +62,59 @@ def live_tools(config: ConfigDict, *, timeout_s: float) -> LiveTools:
     if config.record_mode != "off":
         record = SearchRecord(config.record_file, config.record_mode)
     # A replay asks nobody, so it wants no key.
+    if config.record_mode != "replay":
+        _refuse_proxies()
     services = _services(config, wants_keys=config.record_mode != "replay")
     return LiveTools(config, services, record, timeout_s=0.95 * timeout_s)
+
+
+def server_tools(config: ConfigDict, *, timeout_s: float) -> RemoteTools:
+    """Tools that ask a search server.
+
+    Args:
+      config: `config.search`.
+      timeout_s: of one call; it answers a little earlier.
+    Raises:
+      SearchSetupError: no token.
+    """
+    token = os.environ.get(wire.TOKEN)
+    if not token:
+        raise SearchSetupError(
+            f"config.search.kind is 'server', but the environment variable {wire.TOKEN} is not "
+            "set: set it to the server's"
+        )
+    caller = Caller(
+        "search server", Web(allow_private=True), Budget(config.max_calls, config.max_usd),
+        config.server, token, fault_of_status,
+        max_retries=config.max_retries, max_wait_s=config.max_wait_s,
+    )  # fmt: skip
+    return RemoteTools(caller, token, timeout_s=0.95 * timeout_s)
+
+
+def chat_model(config: ConfigDict, name: str, key_name: str) -> Callable[[str, str], str]:
+    """A model behind an OpenAI-compatible endpoint: (system, user) -> what it writes.
+
+    The function raises ToolError as `chat.complete` does, and may be called by several threads.
+
+    Args:
+      config: endpoint, model, per_minute, concurrency, usd_per_call, timeout_s, max_retries.
+      name: for messages.
+      key_name: environment variable of its key; servers of one's own may want none.
+    Raises:
+      SearchSetupError: the environment names a proxy.
+    """
+    _refuse_proxies()
+    key = os.environ.get(key_name) or None
+    caller = Caller(
+        name, Web(allow_private=True), Budget(0, 0.0), config, key, chat.fault_of,
+        max_retries=config.max_retries, max_wait_s=config.timeout_s,
+    )  # fmt: skip
+
+    def complete(system: str, user: str) -> str:
+        deadline = time.monotonic() + config.timeout_s
+        return chat.complete(caller, key, config.model, system, user, deadline)
+
+    return complete
 
 
 def describe(config: ConfigDict, tools: object) -> str:
@@ -73,6 +128,8 @@ def describe(config: ConfigDict, tools: object) -> str:
         return f"index {tools.about['documents_sha256'][:12]}"
     if config.kind == "local":
         return "local"
+    if config.kind == "server":
+        return tools.about()
     sources = f"live, text {config.text_provider}, image {config.image_provider}"
     pages = f"pages {config.page_reader}, summaries {config.summariser}"
     record = "" if tools.record is None else f", record {tools.record.snapshot()}"
@@ -175,6 +232,18 @@ def _services(config: ConfigDict, *, wants_keys: bool) -> Services:
         page_settings={"reader": config.page_reader},
         summary_settings=summary_settings,
     )
+
+
+def _refuse_proxies() -> None:
+    """Behind a proxy the address really connected to is the proxy's, and could not be checked."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        for spelt in (name, name.upper()):
+            if os.environ.get(spelt):
+                raise SearchSetupError(
+                    f"the environment names a proxy ({spelt}), which searches do not use, since "
+                    "the addresses of pages could not be checked behind it: connect directly and "
+                    f"start the command with `env -u {spelt}`"
+                )
 
 
 def _uploader(name: str) -> Callable[[bytes], str] | None:

@@ -1,4 +1,4 @@
-"""Traces of other agents -> rows of a search record, so that their questions replay offline.
+"""Others' traces and published caches -> rows of a search record: their questions replay offline.
 
 Each trace's picture is joined by its id from the data set's rows, since image searches are recorded
 under the picture's bytes. Summaries are taken over as they were written, with the settings that the
@@ -8,6 +8,7 @@ replay's config will ask for.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from svrl_jax.data import cells, tables
 from svrl_jax.data.traces import Trace, TraceCall
 from svrl_jax.search.errors import ToolError
 from svrl_jax.search.found import Found
+from svrl_jax.search.fvqa_cache import CachedResult
 from svrl_jax.search.record import SearchRecord, content_of_picture, fold_query
 
 
@@ -80,6 +82,41 @@ def import_traces(
                 content = content_of_picture(pictures[trace.task.id])
                 record.put(tool, content, settings.image, found)
             counts[tool] += 1
+    return counts
+
+
+def import_fvqa_cache(
+    record: SearchRecord,
+    entries: Iterable[tuple[str, list[CachedResult]]],
+    pictures: Mapping[str, bytes],
+    image_settings: Mapping[str, Any],
+    thumbnail_px: int,
+) -> dict[str, int]:
+    """Puts FVQA's published image searches into a record; their results have no links.
+
+    Args:
+      entries: of `fvqa_cache.read_cache`.
+      pictures: `pictures_by_id`'s result; an entry without one is left out.
+    Returns:
+      Rows by tool, and `no_picture`: entries left out.
+    """
+    counts = dict.fromkeys(("image_search", "thumbnail", "no_picture"), 0)
+    for data_id, results in entries:
+        if data_id not in pictures:
+            counts["no_picture"] += 1
+            continue
+        found = []
+        for result in results:
+            address = result.picture
+            if isinstance(address, bytes):
+                # No address that could be fetched: the record alone has this picture.
+                address = f"sha256:{hashlib.sha256(result.picture).hexdigest()}"
+                settings = {"thumbnail_px": thumbnail_px}
+                record.put("thumbnail", {"link": address}, settings, result.picture)
+                counts["thumbnail"] += 1
+            found.append(dataclasses.asdict(Found(result.title, thumbnail_url=address)))
+        record.put("image_search", content_of_picture(pictures[data_id]), image_settings, found)
+        counts["image_search"] += 1
     return counts
 
 

@@ -88,6 +88,8 @@ class SearchRecord:
         content: Mapping[str, Any],
         settings: Mapping[str, Any],
         live: Callable[[], Any],
+        *,
+        keeps_failures: bool = True,
     ) -> Any:
         """The answer to a call: the record's, or that of `live`, which is then kept.
 
@@ -96,6 +98,7 @@ class SearchRecord:
           content, settings: JSON objects; together they are the key.
           live: gives a JSON value, or bytes, or raises ToolError; the same call is made by one
             thread at a time.
+          keeps_failures: False keeps answers only, so that a failure is asked again.
         Raises:
           ToolError: recorded, or of `live`; (not_recorded) `replay` and no such row.
         """
@@ -111,7 +114,8 @@ class SearchRecord:
             try:
                 found = live()
             except ToolError as error:
-                if error.kind not in (*PERMANENT, "no_address"):  # those are the setup's
+                # Permanent ones are the setup's, not the call's.
+                if keeps_failures and error.kind not in (*PERMANENT, "no_address"):
                     self.keep(key, tool, asked, error.kind, str(error), None)
                 raise
             self.put(tool, content, settings, found)

@@ -16,9 +16,10 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from svrl_jax.models.qwen_vl import QwenVL
+from svrl_jax.models.qwen_vl import QwenVL, QwenVLConfig
 from svrl_jax.models.qwen_vl.execution import Execution
-from svrl_jax.models.qwen_vl.sharding import sharding_of
+from svrl_jax.models.qwen_vl.lora import add_lora
+from svrl_jax.models.qwen_vl.sharding import place_params, sharding_of
 from svrl_jax.models.qwen_vl.weights import load_weights
 from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.processing.tokenizer import Tokenizer
@@ -46,24 +47,26 @@ class Bench:
     Attributes:
       config: the whole config.
       folder: the initial policy's Hugging Face folder.
-      model: the initial policy.
-      initial_params: its parameters, `nnx.split(model)[1]`.
+      model_config: sizes of the initial policy; they fix positions and picture tokens.
+      model: the initial policy; None where its weights were not asked for.
+      initial_params: its parameters, `nnx.split(model)[1]`, or None.
       mesh: devices that parameters are spread over; None is the default device.
       tokenizer, builder, tools: text to ids, task to prompt, the two searches.
       banned: ids that no policy may draw.
-      sampler: the engine; `set_params` before use.
+      sampler: the engine, or None; `set_params` before use.
     """
 
     config: ConfigDict
     folder: pathlib.Path
-    model: QwenVL
+    model_config: QwenVLConfig
+    model: QwenVL | None
     initial_params: Any
     mesh: Mesh | None
     tokenizer: Tokenizer
     builder: PromptBuilder
     tools: Tools
     banned: tuple[int, ...]
-    sampler: EnginePolicy
+    sampler: EnginePolicy | None
 
     def run(
         self,
@@ -81,12 +84,14 @@ class Bench:
         first_sample: int = 0,
         on_episode: Callable[[Episode], None] | None = None,
         tools: Tools | None = None,
+        rollout: ConfigDict | None = None,
+        attempt: int = 0,
     ) -> list[list[Episode]]:
         """Episodes [P][G] of the tasks; see `rollout.episodes.run_episodes`.
 
         Args:
           prompts: of the tasks under the regime, where they were built ahead; None builds them.
-          tools: instead of the bench's own.
+          tools, rollout: instead of the bench's own and of `config.rollout`.
         """
         return episodes_lib.run_episodes(
             tasks,
@@ -94,8 +99,8 @@ class Bench:
             policy,
             None if regime == "direct" else tools or self.tools,
             self.tokenizer,
-            self.model.config,
-            self.config.rollout,
+            self.model_config,
+            rollout or self.config.rollout,
             self.config.search,
             seed=self.config.seed,
             step=step,
@@ -107,6 +112,7 @@ class Bench:
             progress=progress,
             first_sample=first_sample,
             on_episode=on_episode,
+            attempt=attempt,
         )
 
 
@@ -165,36 +171,65 @@ def policy_params(bench: Bench, folder: pathlib.Path) -> Any:
             f"the policy folder {folder} has other sizes or another tokenizer than "
             f"config.model.folder={config.folder}: name it as --config.model.folder too"
         )
-    return nnx.split(model)[1]
+    return nnx.split(with_adapters(model, bench.config.lora))[1]
 
 
-def assemble(config: ConfigDict) -> Bench:
-    """Loads and builds everything; see Bench."""
+def with_adapters(model: QwenVL, config: ConfigDict) -> QwenVL:
+    """The model with fresh adapters where `config.lora` asks for them; they change nothing yet."""
+    return add_lora(model, config.rank, config.alpha, config.targets) if config.rank else model
+
+
+def text_side(config: ConfigDict) -> tuple[Tokenizer, PromptBuilder, QwenVLConfig]:
+    """What makes prompts and ids, without a policy's weights: those files need not be there."""
+    folder = policy_folder(config.model.folder)
+    tokenizer, model_config = Tokenizer.from_folder(folder), QwenVLConfig.from_folder(folder)
+    return tokenizer, _builder(config, folder, tokenizer, model_config), model_config
+
+
+def assemble(config: ConfigDict, *, has_weights: bool = True) -> Bench:
+    """Loads and builds everything; see Bench.
+
+    Args:
+      has_weights: False leaves model and sampler out, as for a served policy: the folder need only
+        hold the tokenizer's and the processor's files and config.json.
+    """
     tools = build_tools(config)  # first: a missing key is known before weights are read
     folder = policy_folder(config.model.folder)
+    if not has_weights:
+        tokenizer, builder, model_config = text_side(config)
+        return Bench(
+            config, folder, model_config, None, None, None, tokenizer, builder, tools, (), None
+        )
     mesh = mesh_of(config)
-    model = load_policy(folder, config.model, mesh)
+    model = with_adapters(load_policy(folder, config.model, mesh), config.lora)
     prepare = functools.partial(sampler_params, dtype=config.model.compute_dtype)
     graphdef, params = nnx.split(model)
+    params = place_params(params, mesh)  # adapters too
     tokenizer = Tokenizer.from_folder(folder)
-    texts = read_prompts(config.prompt)
     banned = banned_ids(model.config, len(tokenizer))
     return Bench(
         config=config,
         folder=folder,
+        model_config=model.config,
         model=model,
         initial_params=params,
         mesh=mesh,
         tokenizer=tokenizer,
-        builder=PromptBuilder(
-            tokenizer,
-            ImageProcessor.from_folder(folder),
-            model.config,
-            texts,
-            max_picture_pixels=config.data.max_picture_pixels,
-            max_tokens=task_source.max_prompt_tokens(config),
-        ),
+        builder=_builder(config, folder, tokenizer, model.config),
         tools=tools,
         banned=banned,
         sampler=EnginePolicy(nnx.merge(graphdef, prepare(params)), banned, config.rollout, prepare),
+    )
+
+
+def _builder(
+    config: ConfigDict, folder: pathlib.Path, tokenizer: Tokenizer, model_config: QwenVLConfig
+) -> PromptBuilder:
+    return PromptBuilder(
+        tokenizer,
+        ImageProcessor.from_folder(folder),
+        model_config,
+        read_prompts(config.prompt),
+        max_picture_pixels=config.data.max_picture_pixels,
+        max_tokens=task_source.max_prompt_tokens(config),
     )

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from svrl_jax.evals import evaluate, marks, stats
+from svrl_jax.evals import actors, evaluate, marks, setup, stats
 from svrl_jax.protocol.prompts import prompt_hash
-from svrl_jax.rewards.oracle import RuleOracle
+from svrl_jax.rewards.oracle import Oracle
 from svrl_jax.rewards.search_free import describe_source
-from svrl_jax.rollout.policy import ScriptedPolicy, TurnSampler
+from svrl_jax.rollout.policy import ScriptedPolicy
 from svrl_jax.search.build import describe
 from svrl_jax.training.assemble import Bench
-from svrl_jax.training.labels import EVAL_STEP, SearchFree
-from svrl_jax.training.task_source import WORLD, eval_chunks, eval_splits
+from svrl_jax.training.labels import SearchFree
+from svrl_jax.training.oracles import describe_oracle
+from svrl_jax.training.run_folder import config_hash
+from svrl_jax.training.task_source import WORLD, eval_splits
 
 # Whose difference is worth an interval.
 COMPARED = (
@@ -22,63 +25,49 @@ COMPARED = (
 )  # fmt: skip
 
 
-def evaluate_split(
-    bench: Bench,
-    sampler: TurnSampler,
-    split: str,
-    temperature: float,
-    search_free: SearchFree,
-    oracle: RuleOracle,
-    name: str,
-) -> list[stats.Row]:
-    """Rows of one policy on one split, one episode a task; the keys are the same for every
-    policy.
-    """
-    rows: list[stats.Row] = []
-    for tasks in eval_chunks(bench.config, split):
-        free = dict(zip([t.id for t in tasks], search_free.of(tasks), strict=True))
-        groups = bench.run(
-            tasks,
-            sampler,
-            step=EVAL_STEP,
-            group_size=1,
-            temperature=temperature,
-            query_choice=bench.config.eval.query_choice,
-            policy_name=name,
-        )
-        rows += evaluate.make_rows(
-            [g[0] for g in groups],
-            tasks,
-            scorer=bench.config.reward.scorer,
-            search_free=free,
-            label=oracle.label,
-        )
-    return rows
-
-
 def evaluate_policy(
     bench: Bench,
     params: Any,
     search_free: SearchFree,
-    oracle: RuleOracle,
+    oracle: Oracle,
     name: str,
     say: Callable[[str], None] = lambda _: None,
+    *,
+    digest: str = "",
+    folder: pathlib.Path | None = None,
 ) -> dict[str, dict[str, list[stats.Row]]]:
-    """split -> mode -> rows, for every split and mode of `config.eval`."""
+    """split -> mode -> rows, for every split and mode of `config.eval`.
+
+    Args:
+      digest: of the parameters; with another one the folder's episodes of this name are replaced.
+      folder: a run's, which keeps episodes and verdicts; None keeps nothing.
+    """
+    actor = evaluate.Actor(name, digest, bench.sampler, params)
+    scoring = setup.scoring_of(bench.config, folder)
     out: dict[str, dict[str, list[stats.Row]]] = {}
     for split, mode in itertools.product(eval_splits(bench.config), bench.config.eval.modes):
         say(f"evaluating the {name} policy on {split}, {mode}")
-        for tasks in eval_chunks(bench.config, split):
-            search_free.ensure(tasks)  # before set_params: it samples from the initial policy
-        bench.sampler.set_params(params)
-        rows = evaluate_split(
-            bench, bench.sampler, split, evaluate.TEMPERATURES[mode], search_free, oracle, name
+        store = None
+        if folder is not None:
+            store = setup.open_store(
+                bench, folder, actor, "agent", split, mode, scoring, replace=True
+            )
+        rows = evaluate.evaluate(
+            bench,
+            actor,
+            split,
+            mode,
+            scoring,
+            search_free=search_free,
+            label=oracle.label,
+            store=store,
+            samples=bench.config.eval.samples if mode == "sampled" else 1,
         )
         out.setdefault(split, {})[mode] = rows
     return out
 
 
-def evaluate_marks(bench: Bench, search_free: SearchFree, oracle: RuleOracle) -> dict[str, Any]:
+def evaluate_marks(bench: Bench, search_free: SearchFree, oracle: Oracle) -> dict[str, Any]:
     """mark -> split -> figures of the scripted agents, over the same tasks and tools.
 
     {} where the tasks are not the embedded world's, the only one that the scripts know.
@@ -86,12 +75,21 @@ def evaluate_marks(bench: Bench, search_free: SearchFree, oracle: RuleOracle) ->
     config, out = bench.config, {}
     if config.data.source != WORLD:
         return out
+    scoring = evaluate.Scoring((config.reward.scorer,))
     for name, habits in marks.MARKS.items():
         script = marks.scripted(habits, config.rollout.num_queries, config.pretrain.known_share)
-        policy = ScriptedPolicy(script, bench.tokenizer)
+        actor = evaluate.Actor(name, "script", ScriptedPolicy(script, bench.tokenizer))
         out[name] = {
             split: stats.figures(
-                evaluate_split(bench, policy, split, 0.0, search_free, oracle, name)
+                evaluate.evaluate(
+                    bench,
+                    actor,
+                    split,
+                    "greedy",
+                    scoring,
+                    search_free=search_free,
+                    label=oracle.label,
+                )  # fmt: skip
             )
             for split in eval_splits(config)
         }
@@ -130,7 +128,7 @@ def summarise(
     summary["labels"] = {
         "scorer": config.reward.scorer,
         "search_free": describe_source(config.reward),
-        "oracle": "rule",
+        "oracle": describe_oracle(config.reward),
         "query_choice": config.eval.query_choice,
         "prompt": prompt_hash(bench.builder.texts["agent"]),
         "search": describe(config.search, bench.tools),
@@ -151,12 +149,26 @@ def compare(
     bench: Bench,
     trained: Any,
     search_free: SearchFree,
-    oracle: RuleOracle,
+    oracle: Oracle,
     say: Callable[[str], None],
+    folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Evaluates initial and trained parameters and the marks; returns the summary."""
+    """Evaluates initial and trained parameters and the marks, or with `config.eval.compare` off the
+    trained alone; returns the summary.
+
+    Args:
+      folder: the run's; it keeps the episodes.
+    """
+    config = bench.config
+    policies = [("trained", f"{config_hash(config.to_dict())}, {config.num_steps} steps", trained)]
+    if config.eval.compare:
+        policies.insert(0, ("initial", actors.digest_of(bench.folder), bench.initial_params))
     rows = {
-        name: evaluate_policy(bench, params, search_free, oracle, name, say)
-        for name, params in (("initial", bench.initial_params), ("trained", trained))
+        name: evaluate_policy(
+            bench, params, search_free, oracle, name, say, digest=digest, folder=folder
+        )
+        for name, digest, params in policies
     }
-    return summarise(bench, rows, evaluate_marks(bench, search_free, oracle))
+    search_free.store.write(folder / "search_free.json")
+    marks_found = evaluate_marks(bench, search_free, oracle) if config.eval.compare else {}
+    return summarise(bench, rows, marks_found)

@@ -63,14 +63,22 @@ class SearchFree:
         for path in self.store.stale:
             say(f"{path} was made by another policy, prompt, scorer or data set and is not used")
 
-    def of(self, tasks: Sequence[Task]) -> list[bool]:
-        """search_free of each task."""
+    def of(self, tasks: Sequence[Task]) -> list[bool | None]:
+        """search_free of each task; None where there is none and nothing to make it with."""
         self.ensure(tasks)
-        return [self.store.is_free(t, self._bench.config.reward) for t in tasks]
+        reward = self._bench.config.reward
+        return [
+            self.store.is_free(t, reward)
+            if self.store.has(t.id) or not needs_policy(t, reward)
+            else None
+            for t in tasks
+        ]
 
     def ensure(self, tasks: Sequence[Task]) -> int:
-        """Makes the missing labels; returns how many were made."""
+        """Makes the missing labels; returns how many were made: none without a sampler."""
         reward = self._bench.config.reward
+        if self._bench.sampler is None:
+            return 0
         missing = self.store.missing([t for t in tasks if needs_policy(t, reward)])
         if missing:
             self._say(f"labelling {len(missing)} tasks with the initial policy (no tools)")

@@ -65,13 +65,18 @@ def mesh_of(config: ConfigDict) -> Mesh | None:
       MeshError: see `axis_sizes`; or full microbatches that do not divide over data and fsdp.
     """
     mesh = make_mesh(config.mesh)
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    ways = row_ways(mesh)
     if config.grpo.microbatch_rows % ways:
         raise MeshError(
             f"config.grpo.microbatch_rows={config.grpo.microbatch_rows} does not divide over the "
             f"{ways} devices of config.mesh.data and config.mesh.fsdp: make it a multiple"
         )
     return mesh if mesh.size > 1 else None
+
+
+def row_ways(mesh: Mesh | None) -> int:
+    """Devices that rows are split over."""
+    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def sampler_params(params: nnx.State, dtype: str) -> nnx.State:

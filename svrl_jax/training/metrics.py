@@ -6,8 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 
+from svrl_jax.bench.rate import product_rate
+from svrl_jax.models.qwen_vl.flops import PEAK_FLOPS
 from svrl_jax.protocol.parse import fold, token_overlap
 from svrl_jax.rewards.score import count_invalid
 from svrl_jax.search.errors import FAILURES
@@ -40,10 +43,15 @@ def of_step(
     scores: Sequence[Sequence[Score]],
     update: Mapping[str, float | None],
     clock: Clock,
+    rate: float | None = None,
 ) -> dict[str, float | None]:
     """Flat numbers: fractions in [0, 1], tokens, seconds; None where undefined.
 
     Rewards are means over valid episodes; shares and lengths are over all of them.
+
+    Args:
+      rate: operations a second that the devices can make, see `machine_rate`; None leaves the
+        update's share of it undefined.
     """
     flat = [e for group in episodes for e in group]
     marks = [s for group in scores for s in group]
@@ -51,6 +59,7 @@ def of_step(
     known = [(e, s) for e, s in zip(flat, marks, strict=True) if s.search_free is not None]
     lists = [t.parsed.proposals for e in flat for t in e.turns if t.parsed.action == "text_search"]
     overlaps = [token_overlap(list(q)) for q in lists if len(q) > 1]
+    marks_made = [m for e in flat for t in e.turns for m in t.parsed.mask or ()]
     line: dict[str, float | None] = {"reward": _mean([s.total for s in valid])}
     line |= {name: _mean([getattr(s, name) for s in valid]) for name in FACTORS}
     line |= {
@@ -60,6 +69,10 @@ def of_step(
         "under_search": _mean(
             [not e.has_searched and s.r_acc < 1.0 for e, s in known if not s.search_free]
         ),
+        "mask_ones": _mean(marks_made) if marks_made else None,
+        "mask_constant_share": max(np.mean(marks_made), 1 - np.mean(marks_made))
+        if marks_made
+        else None,
         "unique_queries": _mean([len({fold(q) for q in queries}) for queries in lists]),
         "query_overlap": _mean(overlaps),
         "calls": _mean([len(e.calls) for e in flat]),
@@ -77,9 +90,22 @@ def of_step(
     line |= dict(update)
     line |= {f"{name}_s": seconds for name, seconds in clock.seconds.items()}
     line["step_s"] = clock.total
+    # Calls run side by side, so this is no part of step_s.
+    line["tools_s"] = sum(c.seconds for e in flat for c in e.calls)
+    line["update_share_of_rate"] = (
+        update["update_flops"] / max(clock.seconds["update"], 1e-9) / rate if rate else None
+    )
     sampled = sum(int(e.loss_mask.sum()) for e in flat)
     line["tokens_per_s"] = sampled / max(clock.seconds["rollout"], 1e-9)
     return line
+
+
+def machine_rate() -> float:
+    """Operations a second of all devices: the vendor's bfloat16 peak where the device is known
+    (models/qwen_vl/flops.py), else a float32 product measured now, in half a second."""
+    devices = jax.devices()
+    peak = PEAK_FLOPS.get(devices[0].device_kind)
+    return len(devices) * (product_rate() if peak is None else peak)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -55,6 +55,11 @@ OWN_NAMES = (
     "evals",
     "eval.json",
     "search_free.json",
+    "judge.sqlite",
+    "scaling",
+    "mask_effect",
+    "analysis",
+    "oracle.sqlite",
 )
 # Distributions whose versions can change a result.
 PACKAGES = (
@@ -237,6 +242,11 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def file_digest(path: str | os.PathLike) -> str:
+    """Sixteen hex digits of a file's content."""
+    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()[:16]
 
 
 def environment() -> dict[str, Any]:

@@ -67,7 +67,7 @@ class RecordSet:
     run: Run
     name: str
     records: list[Record]
-    labels: list[OracleLabels] | None = None
+    labels: list[OracleLabels | None] | None = None
     problem: str = ""
 
     @property
@@ -130,7 +130,7 @@ def read_sets(run: Run, traces: TraceReader | None) -> Iterator[RecordSet]:
         return
     for path in run.sets:
         try:
-            records = read_records(path)
+            records = read_records(path, has_pixels=False)
             yield RecordSet(run, path.stem, records, _read_labels(path, records))
         except (RecordError, FileNotFoundError, LabelsError) as error:
             yield RecordSet(run, path.stem, [], problem=str(error))
@@ -181,7 +181,7 @@ def _kind_of(path: pathlib.Path) -> str:
     raise ViewError(f"{path} holds neither records nor traces: name a run folder or such a file")
 
 
-def _read_labels(path: pathlib.Path, records: list[Record]) -> list[OracleLabels] | None:
+def _read_labels(path: pathlib.Path, records: list[Record]) -> list[OracleLabels | None] | None:
     labels_path = path.with_suffix(".labels.jsonl")
     if not labels_path.is_file():
         return None
@@ -197,7 +197,10 @@ def _read_labels(path: pathlib.Path, records: list[Record]) -> list[OracleLabels
     return found
 
 
-def _labels_of(line: dict[str, Any]) -> OracleLabels:
+def _labels_of(line: dict[str, Any]) -> OracleLabels | None:
+    """None where only a judge of queries has annotated."""
+    if "items" not in line:
+        return None
     return OracleLabels(
         items=tuple(tuple(x) for x in line["items"]),
         queries=tuple(line["queries"]),

@@ -5,6 +5,7 @@ import pytest
 
 from svrl_jax.data import world
 from svrl_jax.evals import evaluate, marks, stats
+from svrl_jax.records import Record
 from svrl_jax.rewards.oracle import RuleOracle
 from svrl_jax.rollout.episodes import run_episodes
 from svrl_jax.rollout.policy import ScriptedPolicy
@@ -25,8 +26,9 @@ def figures(builder, world_tools, tiny_config):
             tiny_config.search, seed=0, step=0, group_size=1, regime="agent", temperature=0.0,
             query_choice="first", policy_name=name,
         )  # fmt: skip
+        records = [Record(g[0], t) for g, t in zip(groups, tasks, strict=True)]
         rows = evaluate.make_rows(
-            [g[0] for g in groups], tasks, scorer="em",
+            records, evaluate.Scoring(("em",))(records),
             search_free={t.id: t.category in ("top", "bottom") for t in tasks},
             label=RuleOracle().label,
         )  # fmt: skip

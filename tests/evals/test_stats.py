@@ -52,8 +52,12 @@ def test_figures_by_hand():
         "unique_queries": pytest.approx(3.0),
         "r_format": pytest.approx(4 / 6),
         "calls_per_question": pytest.approx(4 / 6),
+        "sr_calls": None,
+        "tokens_per_question": 0.0,
         "n": 6,
+        "n_unscored": 0,
         "n_search_free": 2,
+        "n_search_needed": 4,
         "n_items_verified": 6,
     }
 

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image
+from werkzeug.wrappers import Response
 
 from svrl_jax.data import world
 from svrl_jax.evals import stats
 from svrl_jax.models.qwen_vl.weights import load_weights
-from svrl_jax.records import read_records
+from svrl_jax.records import Record, read_records, record_files, write_records
+from svrl_jax.rewards import audit
 from svrl_jax.training.run_folder import read_metrics
+from svrl_jax.types import SearchItem, ToolCall
 from tests.experiments.conftest import CONFIG, hashes
 from tests.hf_reference import assert_transformers_agrees
 
@@ -97,10 +100,12 @@ def test_eval_writes_records_and_figures(cli, trained, policy_flag, tmp_path):
     assert code == 0 and out.count("acc") == 4
     found = json.loads((tmp_path / "eval" / "eval.json").read_text())
     assert found["policy"] == str(trained / "export")
-    assert found["test"]["greedy"]["n"] == 2
-    assert found["test"]["greedy"]["mask_agreement"] is None  # annotate says that, later
-    assert found["labels"]["regime"] == "agent"
-    records = read_records(tmp_path / "eval" / "episodes" / "eval_agent_ood_sampled.jsonl")
+    figures = found["agent"]["test"]["greedy"]
+    assert figures["n"] == 2
+    assert figures["mask_agreement"] is None  # annotate says that, later
+    assert found["labels"]["scorers"] == ["em"] and len(found["labels"]["prompt"]["agent"]) == 12
+    name = "eval_export_agent_ood_sampled_0000.jsonl"
+    records = read_records(tmp_path / "eval" / "episodes" / name)
     assert [r.task.source for r in records] == ["world/ood"] * 2
     assert all(r.score is None for r in records)
 
@@ -113,9 +118,9 @@ def test_annotate_writes_labels_beside_the_records(cli, trained, tmp_path):
     assert code == 0 and "step_000000: 4 episodes" in out and "step_000001: 4 episodes" in out
     after = hashes(run)
     added = {k for k in after if k not in before}
-    assert {k.rsplit("/", 1)[1] for k in added} == {
-        "step_000000.labels.jsonl", "step_000001.labels.jsonl",
-    }  # fmt: skip
+    names = {k.rsplit("/", 1)[1] for k in added}
+    assert names == {f"{p.stem}.labels.jsonl" for p in record_files(run / "episodes")}
+    assert {"step_000001.labels.jsonl", "eval_trained_agent_ood_greedy_0000.labels.jsonl"} <= names
     assert {k: after[k] for k in before} == before
     records = read_records(run / "episodes" / "step_000001.jsonl")
     lines = (run / "episodes" / "step_000001.labels.jsonl").read_text().splitlines()
@@ -125,6 +130,59 @@ def test_annotate_writes_labels_beside_the_records(cli, trained, tmp_path):
         assert line["queries"] == list(record.score.labels.queries)
     # A second time replaces them.
     assert cli("annotate", run)[0] == 0 and hashes(run) == after
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """A run folder with one episode that looked the picture up and asked two queries."""
+    kind = audit.KINDS[0]
+    items = tuple(SearchItem(name, name, text=f"about {name}") for name in "abc")
+    turns = [
+        ("<reason>r</reason><search><img></search>", ToolCall("image_search", "", items)),
+        (
+            "<reason>r</reason><verify>1,0,0</verify><text_search>aa, bb</text_search>",
+            ToolCall("text_search", "bb", items[:2]),
+        ),
+        ("<reason>r</reason><verify>1,0</verify><answer>x</answer>", None),
+    ]
+    episode = audit.scripted_episode(kind.task, turns, num_queries=2)
+    record = Record(episode=episode, task=kind.task, score=None, advantage=0.0)
+    write_records(tmp_path / "run" / "episodes", "step_000000", [record])
+    return tmp_path / "run"
+
+
+def test_annotate_asks_models_and_keeps_what_they_say(cli, searched, httpserver):
+    def answer(request):
+        system, user = (m["content"] for m in request.json["messages"])
+        asked = json.loads(user.split("\n\nYour last")[0])
+        seen.append(asked)
+        mark = "1" if "items" in system else "0"  # the judge of queries thinks otherwise
+        counts = ((k, len(asked[k])) for k in ("queries", "items") if k in asked)
+        text = "\n".join(f"{name}: {','.join(mark * count)}" for name, count in counts)
+        body = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
+        return Response(json.dumps(body), content_type="application/json")
+
+    seen = []
+    httpserver.expect_request("/chat/completions").respond_with_handler(answer)
+    endpoint = f"--config.reward.oracle_chat.endpoint={httpserver.url_for('').rstrip('/')}"
+    command = ("annotate", searched, CONFIG, endpoint)
+    code, out, _ = cli(*command, "--oracle=model")
+    assert code == 0 and "5 items verified" in out and len(seen) == 2
+    code, out, _ = cli(*command, "--labels=query_judge")
+    assert code == 0 and "queries judged good 0.000" in out and seen[2]["queries"] == ["bb"]
+    (line,) = (searched / "episodes" / "step_000000.labels.jsonl").read_text().splitlines()
+    line = json.loads(line)
+    assert line["items"] == [[1, 1, 1], [1, 1]] and line["queries"] == [1]
+    assert line["proposals"] == [[1, 1]] and line["answered"] and line["query_judge"] == [0]
+    assert "Qwen" in line["oracle"] and "Qwen" in line["query_judge_name"]
+    # A second time nobody is asked: the run's folder holds the replies.
+    assert cli(*command, "--oracle=model", "--labels=oracle,query_judge")[0] == 0
+    assert len(seen) == 3
+
+
+def test_annotate_refuses_what_it_does_not_know(cli, searched):
+    assert "known are oracle, query_judge" in cli("annotate", searched, "--labels=x")[2]
+    assert "name a config" in cli("annotate", searched, "--oracle=model")[2]
 
 
 @pytest.mark.parametrize("regime", ["agent", "direct"])

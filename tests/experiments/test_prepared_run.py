@@ -94,13 +94,15 @@ def test_evaluation_and_labels_of_prepared_splits(cli, flags, tmp_path):
     splits = "--config.eval.splits=('infoseek/test','train')"
     workdir = tmp_path / "eval"
     status, out, err = cli(
-        "eval", *flags, splits, "--config.eval.num_items=5", f"--workdir={workdir}"
+        "eval", *flags, splits, "--config.eval.num_items=5", f"--workdir={workdir}", "--name=p"
     )
     assert status == 0 and "infoseek/test, greedy: acc" in out, err
-    names = ("infoseek_test_greedy", "infoseek_test_greedy_0001")  # four slots: four at a time
-    sets = [read_records(workdir / f"episodes/eval_agent_{name}.jsonl") for name in names]
+    group = workdir / "episodes" / "eval_p_agent_infoseek-test_greedy"
+    # Four slots: four at a time.
+    sets = [read_records(f"{group}_{number}.jsonl") for number in ("0000", "0001")]
     assert [len(records) for records in sets] == [4, 1]
-    assert json.loads((workdir / "eval.json").read_text())["infoseek/test"]["greedy"]["n"] == 5
+    figures = json.loads((workdir / "eval.json").read_text())
+    assert figures["agent"]["infoseek/test"]["greedy"]["n"] == 5
     labels = tmp_path / "labels.json"
     command = ("label", *flags, f"--out={labels}", "--config.reward.search_free_samples=1")
     status, out, err = cli(*command)

@@ -74,6 +74,7 @@ def advantages():
 @pytest.fixture
 def config():
     c = get_config()
+    c.grpo.layout = "single"
     c.grpo.length_buckets = (16, 40)
     c.grpo.microbatch_rows = 8
     c.grpo.kl_coef = 0.05

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from svrl_jax.grpo.batch import length_bucket, make_batches, row_bucket, trained_positions
+from svrl_jax.grpo.batch import length_bucket, make_batches, row_bucket, target_bucket
 from tests.grpo import tiny
 
 VALID = np.ones((3, 4), bool)
@@ -22,11 +22,12 @@ def batch_of(episodes, advantages, config, valid=VALID):
 
 
 def rows_of(batch):
-    """(flat episode number, microbatch, row) of each real row."""
-    for micro, origin in zip(batch.microbatches, batch.origins):
-        for row, number in enumerate(origin):
-            if number >= 0:
-                yield int(number), micro, row
+    """(flat episode number, microbatch, row) of each row of a single episode."""
+    for mini in batch.minibatches:
+        for micro, origin in zip(mini.microbatches, mini.origins):
+            for row, number in enumerate(origin):
+                if number >= 0:
+                    yield int(number), micro, row
 
 
 def test_each_episode_is_one_row_exactly_as_it_was(episodes, advantages, config):
@@ -37,27 +38,28 @@ def test_each_episode_is_one_row_exactly_as_it_was(episodes, advantages, config)
         episode, length = flat[number], len(flat[number].ids)
         np.testing.assert_array_equal(micro.ids[row, :length], episode.ids)
         np.testing.assert_array_equal(micro.positions[:, row, :length], episode.positions)
-        np.testing.assert_array_equal(micro.loss_mask[row, :length], episode.loss_mask)
-        old = micro.old_per_token_logps[row, :length]
-        np.testing.assert_array_equal(old, episode.sampler_logps)
+        trained = np.flatnonzero(episode.loss_mask)
+        is_real = micro.loss_mask[row] > 0
+        np.testing.assert_array_equal(micro.target_index[row, is_real], trained)
+        np.testing.assert_array_equal(micro.predictor_index[row, is_real], trained - 1)
+        old = micro.old_per_token_logps[row, is_real]
+        np.testing.assert_array_equal(old, episode.sampler_logps[trained])
+        assert (micro.episode_index[row, is_real] == row).all()
         assert micro.advantages[row] == advantages.reshape(-1)[number]
-        assert (micro.group_id[row, :length] == row).all()
+        assert (micro.group_id[row, :length] == 0).all()
         assert (micro.group_id[row, length:] == -1).all()
-        assert not micro.loss_mask[row, length:].any()
         seen.append(number)
     assert sorted(seen) == list(range(12))
-    assert (batch.num_rows, batch.num_invalid, batch.num_equal_groups) == (12, 0, 1)
+    assert (batch.num_episodes, batch.num_invalid, batch.num_equal_groups) == (12, 0, 1)
     assert batch.num_tokens == sum(int(e.loss_mask.sum()) for e in flat)
 
 
 def test_zero_weight_rows_fill_up_to_a_power_of_two(episodes, advantages, config):
     batch = batch_of(episodes, advantages, config)
     assert [m.ids.shape for m in batch.microbatches] == [(8, 40), (8, 16)]
-    last, origin = batch.microbatches[-1], batch.origins[-1]
-    empty = origin < 0
-    assert empty.sum() == 4
-    assert (last.group_id[empty] == -1).all() and not last.loss_mask[empty].any()
-    assert (last.advantages[empty] == 0).all()
+    last, origin = batch.microbatches[-1], batch.minibatches[-1].origins[-1]
+    assert (origin >= 0).sum() == 4 and len(last.advantages) == 4
+    assert (last.group_id[4:] == -1).all() and not last.loss_mask[4:].any()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_invalid_episodes_are_in_neither_rows_nor_denominators(episodes, advanta
     batch = batch_of(episodes, np.where(valid, advantages, np.nan), config, valid)
     kept = sorted(number for number, _, _ in rows_of(batch))
     assert kept == [i for i in range(12) if i not in (1, 11)]
-    assert batch.num_rows == 10 and batch.num_invalid == 2
+    assert batch.num_episodes == 10 and batch.num_invalid == 2
     assert batch.num_tokens == sum(
         int(episodes[p][g].loss_mask.sum()) for p, g in np.argwhere(valid)
     )
@@ -122,16 +124,17 @@ def test_equal_groups_can_be_left_out_but_still_count_in_the_denominator(
     config.grpo.drop_equal_groups = True
     batch = batch_of(episodes, advantages, config)
     assert sorted(number for number, _, _ in rows_of(batch)) == list(range(8))
-    assert batch.num_rows == 12
+    assert batch.num_episodes == 12
     nothing = batch_of(episodes, np.zeros((3, 4)), config)
     assert nothing.microbatches == () and nothing.num_equal_groups == 3
 
 
-def test_head_positions_hold_every_policy_token(episodes, advantages, config):
+def test_there_is_room_for_every_trained_token(episodes, advantages, config):
     for micro in batch_of(episodes, advantages, config).microbatches:
-        assert micro.loss_mask.sum() <= trained_positions(micro) <= micro.loss_mask.size
-    full = dataclasses.replace(micro, loss_mask=np.ones_like(micro.loss_mask))
-    assert trained_positions(full) == full.loss_mask.size
+        assert micro.loss_mask.shape[1] in (2, 4, 5, 8, 10, 12, 20, 30, 16, 40)
+    assert [target_bucket(n, 40) for n in (0, 5, 6, 20, 21, 30, 31, 40)] == [
+        5, 5, 10, 20, 30, 30, 40, 40,
+    ]  # fmt: skip
 
 
 def test_too_long_episode_names_the_keys():

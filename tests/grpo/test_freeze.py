@@ -7,7 +7,7 @@ from flax import nnx
 
 from svrl_jax import checkpoint
 from svrl_jax.grpo.optimizer import OptimOptions
-from svrl_jax.grpo.update import gradients, init_state, loss_denominator, place_rows, update
+from svrl_jax.grpo.update import gradients, init_state, place_rows, update
 from svrl_jax.models.qwen_vl.sharding import path_name
 from tests.grpo.test_update import ADVANTAGES, batch_of, params_of, spec_of
 
@@ -53,10 +53,9 @@ def test_frozen_parameters_have_no_gradient_and_no_state(model, sampled, config,
     assert set(named(state.opt_state)) == kept
     assert len(jax.tree.leaves(state.opt_state)) == 2 * len(kept) + 2  # and two counters
     batch = batch_of(sampled, ADVANTAGES, config)
-    rows = place_rows(batch, params, frozen_spec)
-    denominator = loss_denominator(frozen_spec.loss, batch.num_rows, batch.num_tokens)
+    rows = place_rows(batch.minibatches[0], params, frozen_spec)
     old = [r.batch.old_per_token_logps for r in rows]
-    grads, _, _ = gradients(params, rows, old, denominator, frozen_spec)
+    grads, _, _ = gradients(params, rows, old, frozen_spec)
     assert set(named(grads)) == kept
 
 

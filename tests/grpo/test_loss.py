@@ -12,6 +12,7 @@ def options(**changes):
         "clip_low": 0.2,
         "clip_high": 0.2,
         "kl_coef": 0.0,
+        "kl_estimator": "k3",
         "importance_cap": 0.0,
         "budget": 128,
     }
@@ -29,6 +30,7 @@ def sums(logps, opts, *, advantages=None, mask=None, proximal=0.0, ref=0.0, samp
         sampler_logps=full(proximal if sampler is None else sampler),
         ref_logps=full(ref),
         advantages=jnp.asarray(np.ones(len(logps)) if advantages is None else advantages),
+        episode_index=jnp.broadcast_to(jnp.arange(len(logps))[:, None], logps.shape),
         loss_mask=full(1.0 if mask is None else mask),
         options=opts,
     )
@@ -190,7 +192,7 @@ def test_metrics_are_sums_over_trained_tokens():
     np.testing.assert_allclose(got["ratio_max"], 1.5, rtol=1e-6)
     np.testing.assert_allclose(got["gap"], np.log(1.5) - np.log(0.9), rtol=1e-5)
     np.testing.assert_allclose(got["gap_max"], np.log(1.5), rtol=1e-5)
-    assert float(got["clipped"]) == 1.0  # 1.5 at advantage 1; 0.9 is inside
+    assert float(got["clipped_high"]) == 1.0  # 1.5 at advantage 1; 0.9 is inside
 
 
 def test_unknown_objective_is_refused():

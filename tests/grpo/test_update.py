@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 
 from svrl_jax.grpo.batch import make_batches
-from svrl_jax.grpo.loss import loss_denominator
 from svrl_jax.grpo.optimizer import OptimOptions, decays
 from svrl_jax.grpo.update import (
     compile_count,
@@ -56,11 +55,16 @@ def params_of(model, shift=0.0):
 def gradient_of(model, batch, config, shift=0.05):
     """The whole step's gradient as one vector, at parameters `shift` away from the reference."""
     spec = spec_of(model, config)
-    rows = place_rows(batch, params_of(model), spec)
-    denominator = loss_denominator(spec.loss, batch.num_rows, batch.num_tokens)
+    rows = place_rows(batch.minibatches[0], params_of(model), spec)
     old = [r.batch.old_per_token_logps for r in rows]
-    grads, sums, _ = gradients(params_of(model, shift), rows, old, denominator, spec)
+    grads, sums, _ = gradients(params_of(model, shift), rows, old, spec)
     return tiny.flat(grads), sum(float(s["loss"]) for s in sums)
+
+
+def with_microbatch(batch, micro):
+    """The same step with another first microbatch."""
+    mini = dataclasses.replace(batch.minibatches[0], microbatches=(micro,))
+    return dataclasses.replace(batch, minibatches=(mini,))
 
 
 def assert_same_gradient(a, b):
@@ -74,6 +78,7 @@ def reference(model, sampled):
     from configs.base import get_config
 
     config = get_config()
+    config.grpo.layout = "single"
     config.grpo.length_buckets, config.grpo.microbatch_rows, config.grpo.kl_coef = (40,), 8, 0.05
     config.optim.clip_norm = 0.0
     return gradient_of(model, batch_of(sampled, ADVANTAGES, config), config)
@@ -176,7 +181,7 @@ def test_tool_and_prompt_tokens_are_not_in_the_loss(model, sampled, config, refe
     (micro,) = batch.microbatches
     lift = np.where(micro.loss_mask > 0, 0.0, 10.0).astype(np.float32)
     changed = dataclasses.replace(micro, old_per_token_logps=micro.old_per_token_logps + lift)
-    got = gradient_of(model, dataclasses.replace(batch, microbatches=(changed,)), config)
+    got = gradient_of(model, with_microbatch(batch, changed), config)
     np.testing.assert_array_equal(got[0], reference[0])
     assert got[1] == reference[1]
 
@@ -198,7 +203,7 @@ def test_leaving_equal_groups_out_keeps_the_policy_gradient(model, sampled, conf
     kept = gradient_of(model, batch_of(sampled, ADVANTAGES, config), config)
     config.grpo.drop_equal_groups = True
     batch = batch_of(sampled, ADVANTAGES, config)
-    assert sum((o >= 0).sum() for o in batch.origins) == 4
+    assert sum((o >= 0).sum() for o in batch.minibatches[0].origins) == 4
     assert_same_gradient(gradient_of(model, batch, config), kept)
 
 
@@ -209,7 +214,7 @@ def test_gradient_that_is_not_finite_changes_nothing_and_is_counted(model, sampl
     batch = batch_of(sampled, ADVANTAGES, config)
     (micro,) = batch.microbatches
     poisoned = dataclasses.replace(micro, advantages=micro.advantages * np.float32(np.nan))
-    bad = dataclasses.replace(batch, microbatches=(poisoned,))
+    bad = with_microbatch(batch, poisoned)
     state, metrics, _ = update(init_state(params, spec), params, bad, spec)
     assert metrics["skipped_updates"] == 1 and int(state.step) == 1
     np.testing.assert_array_equal(tiny.flat(state.params), tiny.flat(params))
@@ -278,10 +283,10 @@ def test_shapes_come_from_a_small_set(model, config):
                 for g, grid in enumerate(rng.permutation(grids)[: rng.integers(2, 11)].tolist())
             ]
             batch = batch_of([group[:: 1 if number % 2 else -1]], np.ones((1, len(group))), config)
-            for rows in place_rows(batch, None, spec):
+            for rows in place_rows(batch.minibatches[0], None, spec):
                 leaves, structure = jax.tree.flatten((rows.batch, rows.plan))
                 shapes = tuple((x.shape, str(x.dtype)) for x in leaves)
-                seen.add((rows.num_positions, shapes, structure))
+                seen.add((shapes, structure))
         epochs.append(seen)
     # Two lengths by two numbers of rows, each with a few sizes of the picture arrays.
     assert len(epochs[0]) <= 16

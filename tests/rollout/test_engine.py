@@ -16,7 +16,7 @@ from rollout_toys import (
 from svrl_jax import rng
 from svrl_jax.models.qwen_vl.model import QwenVL
 from svrl_jax.models.qwen_vl.rope import mrope_positions
-from svrl_jax.rollout import engine as engine_lib
+from svrl_jax.rollout import picture_features
 from svrl_jax.rollout.policy import Request
 from svrl_jax.rollout.scheduler import EnginePolicy, banned_ids
 
@@ -242,8 +242,8 @@ def test_a_long_context_takes_longer_pieces():
 
 
 def test_pictures_of_any_number_and_size_keep_their_features(monkeypatch):
-    monkeypatch.setattr(engine_lib, "PATCHES_PER_CALL", 128)
-    monkeypatch.setattr(engine_lib, "PICTURES_PER_CALL", 4)
+    monkeypatch.setattr(picture_features, "PATCHES_PER_CALL", 128)
+    monkeypatch.setattr(picture_features, "PICTURES_PER_CALL", 4)
     policy = make_policy(slots=12, lanes=4)
     grids = [[(1, 4, 4)], [(1, 12, 12)], [], [(1, 2, 6), (1, 4, 2)]] + [[(1, 4, 6)]] * 6
     prompts = [make_prompt(make_task(i), grids=g) for i, g in enumerate(grids)]

@@ -1,7 +1,8 @@
 """Real questions of FVQA replayed through the whole episode code with their real search results.
 
-A scripted policy writes what MMSearch-R1-7B wrote; the tokenizer is Qwen's own; the searches come
-from a record made of its traces, and nothing may reach the network.
+A random tiny Qwen2.5-VL is forced to write what MMSearch-R1-7B wrote: prompts, pictures, turns and
+results all pass through its cache. The tokenizer is Qwen's own; the searches come from a record
+made of the traces, and nothing may reach the network.
 """
 
 import dataclasses
@@ -10,21 +11,73 @@ import socket
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from configs.base import get_config
 from svrl_jax.data.traces import read_traces
+from svrl_jax.models.qwen_vl import QwenVL
 from svrl_jax.models.qwen_vl.config import QwenVLConfig, TextConfig, VisionConfig
 from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.processing.tokenizer import Tokenizer
 from svrl_jax.protocol.prompts import PromptBuilder, read_prompts
+from svrl_jax.rollout.engine import Append, Engine
 from svrl_jax.rollout.episodes import run_episodes
-from svrl_jax.rollout.policy import ScriptedPolicy
+from svrl_jax.rollout.policy import SampledTurn
 from svrl_jax.search import imported
 from svrl_jax.search.build import live_tools, record_settings
 from svrl_jax.search.record import SearchRecord
 from tests.data.published_files import PUBLISHED
 
-SAMPLE, TRACES = PUBLISHED / "fvqa_sample.parquet", PUBLISHED / "fvqa_sample_traces.jsonl"
+SAMPLE, TRACES = PUBLISHED / "fvqa_sample_30.parquet", PUBLISHED / "fvqa_traces_30.jsonl"
+UNANSWERED = "<reason>x</reason><answer>none</answer>"  # behind traces that end on a search
+NO_PIXELS = np.zeros((0, 0), np.float32), np.zeros((0, 3), np.int32)
+
+
+class ForcedPolicy:
+    """A model that writes given turns: their ids go through its cache as sampled ones would.
+
+    Args:
+      model: any.
+      script: view of an episode -> text of the turn.
+    """
+
+    def __init__(self, model, script, tokenizer, rollout):
+        banned = np.zeros(model.config.text_config.vocab_size, bool)
+        self.engine = Engine(
+            model, banned=banned, slots=rollout.slots, lanes=rollout.lanes,
+            capacity=rollout.budget, decode_chunk=1, cache_dtype=rollout.cache_dtype,
+        )  # fmt: skip
+        self._script, self._tokenizer = script, tokenizer
+        self._queue, self.num_appended = [], 0
+
+    def submit(self, request):
+        self._queue.append(request)
+
+    def discard(self):
+        self._queue = []
+
+    def collect(self):
+        queue, self._queue = self._queue, []
+        return [self._force(request) for request in queue]
+
+    def _force(self, one):
+        if one.is_new:
+            self.engine.clear(one.slot)
+        self._append(one.slot, one.ids, one.positions, one.pixel_values, one.image_grid_thw)
+        ids = self._tokenizer.encode_plain(self._script(one.view)).tolist()
+        count, ended = one.keep(ids, 0)
+        positions = np.tile(one.next_position + np.arange(count, dtype=np.int32), (3, 1))
+        self._append(one.slot, np.asarray(ids[:count], np.int32), positions, *NO_PIXELS)
+        return SampledTurn(
+            slot=one.slot,
+            ids=np.asarray(ids[:count], np.int32),
+            logps=np.zeros(count, np.float32),
+            ended=ended,
+        )
+
+    def _append(self, slot, ids, positions, pixel_values, grids):
+        self.engine.append([Append(slot, ids, positions, pixel_values, grids)])
+        self.num_appended += len(ids)
 
 
 class Unquoted:
@@ -79,19 +132,18 @@ def setting(tmp_path_factory, qwen_folders):
         max_picture_pixels=config.data.max_picture_pixels,
     )  # fmt: skip
     tools = Unquoted(live_tools(config.search, timeout_s=30))
-    return config, tools, tasks, scripts, traces, builder
+    config.rollout.update({"slots": 4, "lanes": 4})
+    policy = ForcedPolicy(
+        QwenVL(model_config, rngs=nnx.Rngs(0)),
+        lambda view: [*scripts[view.task.id], UNANSWERED][len(view.turns)],
+        tokenizer,
+        config.rollout,
+    )
+    return config, tools, tasks, policy, traces, builder
 
 
 def play(setting):
-    config, tools, tasks, scripts, _, builder = setting
-    policy = ScriptedPolicy(
-        lambda view: (
-            scripts[view.task.id][len(view.turns)]
-            if len(view.turns) < len(scripts[view.task.id])
-            else "<reason>x</reason><answer>none</answer>"
-        ),
-        builder.tokenizer,
-    )
+    config, tools, tasks, policy, _, builder = setting
     groups = run_episodes(
         tasks, builder.build_all(tasks, "agent"), policy, tools, builder.tokenizer,
         builder.config, config.rollout, config.search, seed=0, step=0, group_size=1,
@@ -111,6 +163,12 @@ def played(setting):
         return play(setting)
 
 
+def test_every_token_went_through_the_model_once(setting, played):
+    # The last turn of an episode has nothing behind it; its turn end is never read.
+    tails = sum(len(e.ids) - e.turns[-1].stop for e in played.values())
+    assert setting[3].num_appended == sum(len(e.ids) for e in played.values()) - tails
+
+
 def test_every_search_gives_what_it_gave(setting, played):
     _, _, _, _, traces, _ = setting
     num_calls = 0
@@ -125,7 +183,7 @@ def test_every_search_gives_what_it_gave(setting, played):
             assert [(i.title, i.text) for i in call.items] == expected
             assert call.status == "ok" and call.failure == ""
             num_calls += 1
-    assert num_calls >= 9
+    assert len(played) == 30 and num_calls == 47
 
 
 def test_prompts_grids_and_tool_texts_are_as_specified(setting, played):

@@ -14,7 +14,7 @@ from configs.base import get_config
 from svrl_jax.data.traces import read_traces
 from svrl_jax.rollout.tools import ToolRunner
 from svrl_jax.search import imported
-from svrl_jax.search.build import live_tools, record_settings
+from svrl_jax.search.build import chat_model, live_tools, record_settings
 from svrl_jax.search.errors import SearchSetupError, SearchStopped, ToolError
 from svrl_jax.search.record import SearchRecord
 from svrl_jax.types import Task
@@ -126,6 +126,19 @@ def test_a_missing_key_is_named_before_the_run_unless_the_record_answers(
         live_tools(search(), timeout_s=20)
     SearchRecord(tmp_path / "r", "record")
     live_tools(search(record_mode="replay", record_file=str(tmp_path / "r")), timeout_s=20)
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "http_proxy", "ALL_PROXY"])
+def test_a_proxy_is_refused_by_name_unless_the_record_answers(search, tmp_path, monkeypatch, name):
+    monkeypatch.setenv(name, "http://user:hidden@proxy.example:3128")
+    with pytest.raises(SearchSetupError, match=name) as error:
+        live_tools(search(), timeout_s=5)
+    assert "hidden" not in str(error.value) and "proxy.example" not in str(error.value)
+    with pytest.raises(SearchSetupError, match=name):
+        chat_model(get_config().reward.oracle_chat, "oracle", "ORACLE_API_KEY")
+    path = tmp_path / "r.sqlite"
+    SearchRecord(path, "record").close()
+    live_tools(search(record_mode="replay", record_file=str(path)), timeout_s=5)
 
 
 def test_a_run_is_recorded_and_replays_without_network_and_without_keys(

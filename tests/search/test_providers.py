@@ -1,10 +1,14 @@
 """Every provider against a real HTTP server that answers in the documented form, and its faults."""
 
 import email.utils
+import gzip
 import json
 import re
+import socket
+import struct
 import threading
 import time
+import tracemalloc
 
 import pytest
 from servers import closed_address, head, raw_server
@@ -215,6 +219,64 @@ def test_the_same_faults_of_every_provider(serve, name, httpserver):
         assert failure(name, url) == "bad_response"
     with raw_server(lambda c: c.sendall(head("Content-Length: 99") + b'{"a": 1}')) as (url, _):
         assert failure(name, url) == "bad_response"
+
+
+def _endless(connection):
+    connection.sendall(head())
+    while True:
+        connection.sendall(b"x" * 65_536)
+
+
+def _drips(connection):
+    connection.sendall(head())
+    while True:
+        connection.sendall(b"x" * 1024)
+        time.sleep(0.05)
+
+
+def _resets(connection):
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+BOMB = gzip.compress(bytes(50 << 20))  # made once: its 50 MiB count for no test
+
+
+def _bomb(connection):
+    connection.sendall(head("Content-Encoding: gzip") + BOMB)
+
+
+def _bad_bytes(connection):
+    connection.sendall(
+        head("Content-Type: application/json; charset=nonsense") + b'{"a": "\xff\xfe'
+    )
+
+
+def _redirects(connection):
+    answer = b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n"
+    connection.sendall(answer)
+
+
+@pytest.mark.case("A-T3")
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "answer, expected",
+    [(_endless, "bad_response"), (_bomb, "bad_response"), (_drips, "timeout"),
+     (_resets, "unreachable"), (_redirects, "bad_response"), (_bad_bytes, "bad_response")],
+)  # fmt: skip
+def test_hostile_servers_cost_little_time_and_memory(name, answer, expected):
+    if name == "jina" and answer in (_endless, _bomb, _bad_bytes):
+        expected = None  # text is shown as far as it goes, bad bytes as marks
+    with raw_server(answer) as (url, seen):
+        tracemalloc.start()
+        began = time.monotonic()
+        if expected is None:
+            assert len(call(name, url, seconds=3.0)) <= 8_000_000
+        else:
+            assert failure(name, url, seconds=3.0, max_retries=0) == expected
+        seconds, peak = time.monotonic() - began, tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert seconds < 5 and len(seen) == 1  # no redirect of a provider is followed
+    assert peak < 48e6  # a few copies of the cap of 8 MB, not the 50 MiB of the bomb
 
 
 @pytest.mark.case("A-T1")

@@ -30,12 +30,12 @@ def main(meshes):
     episodes = [make_group(p, [((3, 4), (5, 1)), ((4, 2),)] * 2) for p in range(2)]
     advantages = np.array([[0.5, -0.5, 0.25, -0.25], [0.3, 0.1, -0.4, 0.0]], np.float32)
     config = get_config()
-    config.grpo.length_buckets, config.grpo.microbatch_rows, config.grpo.kl_coef = (40,), 8, 0.05
+    config.grpo.row_tokens, config.grpo.microbatch_rows, config.grpo.kl_coef = 56, 8, 0.05
     # Adam turns rounding of tiny gradients into whole steps, so steps are small.
     config.optim.learning_rate = 1e-4
     batch = grpo.make_batches(
         episodes, advantages, np.ones((2, 4), bool), config.grpo,
-        merge_size=2, image_token_id=tiny.IMAGE, pad_id=tiny.PAD,
+        merge_size=2, image_token_id=tiny.IMAGE, pad_id=tiny.PAD, min_rows=8,
     )  # fmt: skip
     reference, report = step(model, batch, config, None), {}
     rows = inputs_of(episodes)

@@ -13,8 +13,9 @@ from svrl_jax import checkpoint, grpo
 from svrl_jax.records import read_records
 from svrl_jax.rewards.oracle import RuleOracle
 from svrl_jax.training import loop, task_source
+from svrl_jax.training.draw import draw_groups
 from svrl_jax.training.labels import SearchFree
-from svrl_jax.training.metrics import FACTORS
+from svrl_jax.training.metrics import FACTORS, Clock
 from svrl_jax.training.progress import Progress
 from svrl_jax.training.run_folder import RunFolder, read_metrics
 from tests.conftest import changed
@@ -63,7 +64,7 @@ def unbroken(bench, tmp_path_factory) -> Done:
 
 
 def without_times(line):
-    return {k: v for k, v in line.items() if not k.endswith("_s")}
+    return {k: v for k, v in line.items() if not k.endswith(("_s", "_of_rate"))}
 
 
 def assert_same_line(found, expected):
@@ -163,3 +164,26 @@ def test_episodes_need_not_be_kept_and_evaluation_can_come_in_between(bench, tmp
     )  # fmt: skip
     assert list(done.run.episodes.iterdir()) == []
     assert (done.run.path / "evals" / "step_000001.json").is_file()
+
+
+def test_equal_groups_are_drawn_again_up_to_a_bound(bench, unbroken):
+    """The toy policy's groups are often equal: every draw is a new one, and the bound holds."""
+    tasks, prompts = next(task_source.train_stream(bench.config, bench.builder, 0))
+    bench.sampler.set_params(bench.initial_params)
+    oracle, clock = RuleOracle(bench.config.reward.min_alias_chars), Clock()
+    drawn = []
+    for most in (0, 2):
+        config = changed(bench.config, **{"grpo.max_resamples": most, "grpo.equal_tolerance": 2.0})
+        drawn.append(
+            draw_groups(
+                dataclasses.replace(bench, config=config), tasks, prompts, [False] * len(tasks),
+                oracle, 0, clock,
+            )
+        )  # fmt: skip
+    once, again = drawn
+    assert once.num_resampled == 0 and again.num_resampled == 2 * len(tasks)
+    assert {e.attempt for g in again.episodes for e in g} == {2}
+    assert {e.attempt for g in once.episodes for e in g} == {0}
+    pairs = zip(once.episodes, again.episodes, strict=True)
+    assert any(not np.array_equal(a[0].ids, b[0].ids) for a, b in pairs)
+    assert {"rollout", "reward"} <= set(clock.seconds)

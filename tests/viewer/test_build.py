@@ -213,6 +213,9 @@ def test_labels_of_annotate_are_used(tmp_path, capsys):
     path.write_text(json.dumps(line) + "\n")
     assert view(folder, f"--out={tmp_path / 'out'}") == 0
     assert index_of(tmp_path / "out")["episodes"]["outputs"] == [2]
+    path.write_text(json.dumps({"task_id": "t1", "sample": 0, "query_judge": [1]}) + "\n")
+    assert view(folder, f"--out={tmp_path / 'out'}") == 0
+    assert index_of(tmp_path / "out")["episodes"]["outputs"] == [0]
     path.write_text(json.dumps(line | {"task_id": "other"}) + "\n")
     assert view(folder, f"--out={tmp_path / 'out'}") == 2
     assert "annotate the run again" in capsys.readouterr().err

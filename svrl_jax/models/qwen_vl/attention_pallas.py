@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from svrl_jax.models.qwen_vl.attention import MASKED_SCORE
+from svrl_jax.models.qwen_vl.attention_blockwise import blocks_meet
 
 BLOCK = 512
 LANES, SUBLANES = 128, 8
@@ -89,9 +90,17 @@ class _Layout:
         group = jnp.pad(group_id, missing, constant_values=-1)
         branch = jnp.pad(branch_id, missing)
         self.ids = (
+            self._meetings(group, branch),
             *(_over_lanes(x) for x in (group, branch)),
             *(_over_sublanes(x) for x in (group, branch)),
         )
+
+    def _meetings(self, group, branch):
+        """int32[B * count * count], 1 where a query block sees something of a key block."""
+        cut = [
+            x.reshape(self.batch, self.count, self.block).swapaxes(0, 1) for x in (group, branch)
+        ]
+        return blocks_meet(*cut).transpose(2, 0, 1).reshape(-1).astype(jnp.int32)
 
     def heads(self, x):
         """float[B, T, heads, H] -> [B, heads, T', H]."""
@@ -131,7 +140,8 @@ class _Layout:
         queries = spec((1, 1, block, self.width), lambda b, n, i, j: (b, n, i, 0))
         keys = spec((1, 1, block, self.width), lambda b, n, i, j: (b, jax.lax.div(n, shared), j, 0))
         vectors = spec((1, 1, block, LANES), lambda b, n, i, j: (b, n, i, 0))
-        return [q_ids, q_ids, k_ids, k_ids], queries, keys, vectors
+        meetings = pl.BlockSpec(memory_space=pltpu.SMEM)
+        return [meetings, q_ids, q_ids, k_ids, k_ids], queries, keys, vectors
 
 
 def _call_forward(layout: _Layout, q, k, v, interpret):
@@ -157,7 +167,7 @@ def _call_forward(layout: _Layout, q, k, v, interpret):
 
 
 def _forward_kernel(
-    q_group, q_branch, k_group, k_branch, q, k, v, out, lse, top, total, acc, *,
+    meetings, q_group, q_branch, k_group, k_branch, q, k, v, out, lse, top, total, acc, *,
     causal, scale, count,
 ):  # fmt: skip
     i, j = pl.program_id(2), pl.program_id(3)
@@ -168,7 +178,7 @@ def _forward_kernel(
         total[...] = jnp.zeros(total.shape, jnp.float32)
         acc[...] = jnp.zeros(acc.shape, jnp.float32)
 
-    @pl.when((j <= i) | (not causal))
+    @pl.when(_meets(meetings, i, j, count, causal))
     def _():
         scores, mask = _scores(i, j, (q_group, q_branch, k_group, k_branch), q, k, causal, scale)
         old_top = top[...][:, :1]  # [Q, 1]
@@ -203,7 +213,7 @@ def _call_dq(layout: _Layout, q, k, v, d_out, lse, inner, interpret):
 
 
 def _dq_kernel(
-    q_group, q_branch, k_group, k_branch, q, k, v, d_out, lse, inner, dq, acc, *,
+    meetings, q_group, q_branch, k_group, k_branch, q, k, v, d_out, lse, inner, dq, acc, *,
     causal, scale, count,
 ):  # fmt: skip
     i, j = pl.program_id(2), pl.program_id(3)
@@ -212,7 +222,7 @@ def _dq_kernel(
     def _():
         acc[...] = jnp.zeros(acc.shape, jnp.float32)
 
-    @pl.when((j <= i) | (not causal))
+    @pl.when(_meets(meetings, i, j, count, causal))
     def _():
         ids = (q_group, q_branch, k_group, k_branch)
         _, d_scores = _weights(i, j, ids, q, k, v, d_out, lse, inner, causal, scale)
@@ -242,8 +252,8 @@ def _call_dkv(layout: _Layout, q, k, v, d_out, lse, inner, interpret):
 
 
 def _dkv_kernel(
-    q_group, q_branch, k_group, k_branch, q, k, v, d_out, lse, inner, dk, dv, dk_acc, dv_acc, *,
-    causal, scale, count, steps,
+    meetings, q_group, q_branch, k_group, k_branch, q, k, v, d_out, lse, inner,
+    dk, dv, dk_acc, dv_acc, *, causal, scale, count, steps,
 ):  # fmt: skip
     j, step = pl.program_id(2), pl.program_id(3)
     i = jax.lax.rem(step, count)
@@ -253,7 +263,7 @@ def _dkv_kernel(
         dk_acc[...] = jnp.zeros(dk_acc.shape, jnp.float32)
         dv_acc[...] = jnp.zeros(dv_acc.shape, jnp.float32)
 
-    @pl.when((j <= i) | (not causal))
+    @pl.when(_meets(meetings, i, j, count, causal))
     def _():
         ids = (q_group, q_branch, k_group, k_branch)
         weights, d_scores = _weights(i, j, ids, q, k, v, d_out, lse, inner, causal, scale)
@@ -264,6 +274,12 @@ def _dkv_kernel(
     def _():
         dk[0, 0] = dk_acc[...].astype(dk.dtype)
         dv[0, 0] = dv_acc[...].astype(dv.dtype)
+
+
+def _meets(meetings, i, j, count, causal):
+    """bool[]: the pair of blocks is not skipped."""
+    seen = meetings[(pl.program_id(0) * count + i) * count + j] != 0
+    return seen & (j <= i) if causal else seen
 
 
 def _weights(i, j, ids, q, k, v, d_out, lse, inner, causal, scale):

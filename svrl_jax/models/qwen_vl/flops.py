@@ -25,24 +25,47 @@ PEAK_FLOPS = {
 
 
 def forward_flops(
-    config: QwenVLConfig, lengths: Sequence[int], image_grid_thw: np.ndarray, head_tokens: int
+    config: QwenVLConfig,
+    lengths: Sequence[int] | int,
+    image_grid_thw: np.ndarray,
+    head_tokens: int,
+    pairs: float | None = None,
 ) -> float:
     """Operations of one pass over rows and their pictures.
 
     Args:
-      lengths: real tokens of each row.
+      lengths: real tokens of each row, or of all of them where `pairs` is given.
       image_grid_thw: int[I, 3] of all pictures.
       head_tokens: tokens that the vocabulary head is applied to.
+      pairs: of query and key that attention meets, as `attended_pairs`; None: rows are causal.
     """
     text = config.text_config
     queries = text.num_attention_heads * text.head_dim
     keys = text.num_key_value_heads * text.head_dim
     size = text.hidden_size
     a_token = 2 * size * (2 * queries + 2 * keys) + 2 * 3 * size * text.intermediate_size
-    attended = sum(n * (n + 1) / 2 for n in lengths)  # causal: pairs of query and key
-    layers = text.num_hidden_layers * (sum(lengths) * a_token + 4 * queries * attended)
+    lengths = np.atleast_1d(np.asarray(lengths, np.float64))
+    attended = (lengths * (lengths + 1) / 2).sum() if pairs is None else pairs
+    layers = text.num_hidden_layers * (lengths.sum() * a_token + 4 * queries * attended)
     head = 2.0 * head_tokens * size * text.vocab_size
-    return layers + head + _vision_flops(config, np.asarray(image_grid_thw).reshape(-1, 3))
+    vision = _vision_flops(config, np.asarray(image_grid_thw, np.int64).reshape(-1, 3))
+    return float(layers + head + vision)
+
+
+def attended_pairs(group_id: np.ndarray, branch_id: np.ndarray) -> float:
+    """Pairs of query and key that `attention.attention_mask` allows in packed rows.
+
+    Args:
+      group_id, branch_id: int[B, T]; a group's prompt (branch 0) stands before its branches.
+    """
+    pairs = 0.0
+    for groups, branches in zip(np.asarray(group_id), np.asarray(branch_id), strict=True):
+        for group in np.unique(groups[groups >= 0]):
+            own, counts = np.unique(branches[groups == group], return_counts=True)
+            counts = counts.astype(np.float64)
+            prompt = counts[own == 0].sum()
+            pairs += (counts * (counts + 1) / 2).sum() + prompt * counts[own != 0].sum()
+    return pairs
 
 
 def _vision_flops(config: QwenVLConfig, grids: np.ndarray) -> float:

@@ -25,7 +25,11 @@ REMAT = {
 
 
 class Linear(nnx.Module):
-    """y = x weight^T (+ bias); weight float[out, in], bias float[out]."""
+    """y = x weight^T (+ bias); weight float[out, in], bias float[out].
+
+    With an adapter (lora.py) lora_scale * (x lora_a^T) lora_b^T is added; lora_a float[r, in],
+    lora_b float[out, r].
+    """
 
     def __init__(
         self,
@@ -40,10 +44,27 @@ class Linear(nnx.Module):
         shape = (out_features, in_features)
         self.weight = nnx.Param((std * jax.random.normal(rngs.params(), shape)).astype(param_dtype))
         self.bias = nnx.Param(jnp.zeros((out_features,), param_dtype)) if bias else None
+        self.lora_a = self.lora_b = nnx.data(None)
+        self.lora_scale = 0.0
+
+    def add_lora(self, rank: int, scale: float, key: jax.Array) -> None:
+        """Adds an adapter that changes nothing yet: A uniform as PEFT draws it, B zero. In a stack
+        of layers both get its leading axis."""
+        *stack, out_features, in_features = self.weight.shape
+        dtype, bound = self.weight.dtype, in_features**-0.5
+        a = jax.random.uniform(key, (*stack, rank, in_features), jnp.float32, -bound, bound)
+        self.lora_a = nnx.Param(a.astype(dtype))
+        self.lora_b = nnx.Param(jnp.zeros((*stack, out_features, rank), dtype))
+        self.lora_scale = scale
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps float[..., in] to float[..., out] in x's dtype."""
         y = jnp.einsum("...i,oi->...o", x, self.weight[...].astype(x.dtype))
+        if self.lora_a is not None:
+            low = jnp.einsum("...i,ri->...r", x, self.lora_a[...].astype(x.dtype))
+            y += self.lora_scale * jnp.einsum(
+                "...r,or->...o", low, self.lora_b[...].astype(x.dtype)
+            )
         return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 

@@ -86,7 +86,7 @@ class QwenVL(nnx.Module):
         Returns:
           float[B, T, D] after the final norm, in the dtype of `execution`. Meaningless on padding.
         """
-        embeds, deepstack = self._embed(ids, image_embeds, image_index)
+        embeds, deepstack = self.embed(ids, image_embeds, image_index)
         return self.language_model(embeds, positions, group_id, branch_id, deepstack, remat=remat)
 
     def extend(
@@ -111,7 +111,7 @@ class QwenVL(nnx.Module):
         Returns:
           (hidden float[B, T, D], k, v). Token i of a row saw the keys at index <= starts + i.
         """
-        embeds, deepstack = self._embed(ids, image_embeds, image_index)
+        embeds, deepstack = self.embed(ids, image_embeds, image_index)
         hidden, cache = self.language_model.extend(
             embeds, positions, KVCache(k, v), starts, deepstack
         )
@@ -119,14 +119,15 @@ class QwenVL(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """Maps float[..., D] to float32[..., V], raw; unused rows of V included."""
-        if self.lm_head is None:
-            weight = self.language_model.embed_tokens.weight
-        else:
-            weight = self.lm_head.weight
-        weight = weight[...].astype(hidden.dtype)
+        weight = self.head_weight().astype(hidden.dtype)
         return jnp.einsum("...d,vd->...v", hidden, weight, preferred_element_type=jnp.float32)
 
-    def _embed(
+    def head_weight(self) -> jax.Array:
+        """float[V, D] of the vocabulary head: its own, or the embeddings it is tied to."""
+        head = self.language_model.embed_tokens if self.lm_head is None else self.lm_head
+        return head.weight[...]
+
+    def embed(
         self, ids: jax.Array, image_embeds: jax.Array | None, image_index: jax.Array | None
     ) -> tuple[jax.Array, Deepstack | None]:
         """Embeddings float[B, T, D] with the pictures in their places, and what is added later."""

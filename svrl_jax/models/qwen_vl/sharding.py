@@ -64,6 +64,10 @@ def logical_axes(path: str) -> tuple[str | None, ...]:
       ValueError: the table has no such parameter. A new one must be put there: left out, it would
         be copied to every device without a word.
     """
+    name, _, leaf = path.rpartition(".")
+    if leaf in ("lora_a", "lora_b"):  # [r, in] and [out, r]: the rank is never split
+        *stack, out_axis, in_axis = logical_axes(f"{name}.weight")
+        return (*stack, None, in_axis) if leaf == "lora_a" else (*stack, out_axis, None)
     for pattern, axes in TABLE:
         if re.search(rf"(^|\.){pattern}$", path):
             return (None, *axes) if STACKED.match(path) else axes
@@ -159,3 +163,17 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     if mesh.empty or mesh.size == 1:
         return x
     return jax.lax.with_sharding_constraint(x, spec_of(axes, x.shape, dict(mesh.shape)))
+
+
+def constrain_params(params: Any) -> Any:
+    """Fixes where a parameter tree, or a gradient in its shape, lies on the mesh in force; as it is
+    without one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return params
+
+    def one(path, leaf):
+        spec = spec_of(logical_axes(path_name(path)), leaf.shape, dict(mesh.shape))
+        return jax.lax.with_sharding_constraint(leaf, spec)
+
+    return jax.tree_util.tree_map_with_path(one, params)

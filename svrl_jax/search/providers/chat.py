@@ -45,6 +45,27 @@ def summarise(
     Raises:
       ToolError: as Caller.json; bad_response where the model wrote nothing.
     """
+    return complete(
+        caller,
+        key,
+        model,
+        INSTRUCTIONS.format(num_words=num_words),
+        f"Question: {question}\n\nPage:\n{text}",
+        deadline,
+    )
+
+
+def complete(
+    caller: Caller, key: str | None, model: str, system: str, user: str, deadline: float
+) -> str:
+    """What the model writes, a reasoning model's thoughts left out.
+
+    Args:
+      system, user: the two messages.
+      deadline: a `time.monotonic` value.
+    Raises:
+      ToolError: as Caller.json; bad_response where the model wrote nothing, refused, or was cut.
+    """
     body = caller.json(
         "POST",
         "/chat/completions",
@@ -53,16 +74,22 @@ def summarise(
         json={
             "model": model,
             "messages": [
-                {"role": "system", "content": INSTRUCTIONS.format(num_words=num_words)},
-                {"role": "user", "content": f"Question: {question}\n\nPage:\n{text}"},
+                {"role": "system", "content": system},
+                {"role": "user", "content": user},
             ],
         },
     )
     try:
-        written = body["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        written = None
-    if not isinstance(written, str) or not written.strip():
-        raise ToolError(f"{caller.name}: the model wrote no summary", "bad_response")
-    # A reasoning model's thoughts are not its summary.
-    return written.rpartition("</think>")[2].strip()
+        choice = body["choices"][0]
+        written, refusal = choice["message"].get("content"), choice["message"].get("refusal")
+        is_cut = choice.get("finish_reason") == "length"
+    except (KeyError, IndexError, TypeError, AttributeError):
+        written, refusal, is_cut = None, None, False
+    if refusal:
+        raise ToolError(f"{caller.name}: the model refused", "bad_response")
+    if is_cut:
+        raise ToolError(f"{caller.name}: the model's text was cut at its limit", "bad_response")
+    text = written.rpartition("</think>")[2].strip() if isinstance(written, str) else ""
+    if not text:
+        raise ToolError(f"{caller.name}: the model wrote nothing", "bad_response")
+    return text
