@@ -27,6 +27,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.lora = _lora()
     config.mesh = _mesh()
     config.rollout = _rollout()
+    config.remote = _remote()
     config.search = _search()
     config.reward = _reward()
     config.grpo = _grpo()
@@ -98,6 +99,10 @@ def _rollout() -> ConfigDict:
     c = ConfigDict()
     c.group_size = 4  # G, episodes a question (published: 4; MMSearch-R1: 8)
     c.temperature = 1.0  # log-probs are over raw logits / temperature; 0 is greedy
+    # Truncated draws are for evaluation; training refuses them, since log-probs on both sides are
+    # of the whole distribution.
+    c.top_k = 0  # only the k likeliest tokens can be drawn; 0: all
+    c.top_p = 1.0  # only tokens with less mass than this before them can be drawn; 1: all
     c.budget = 8124  # tokens of an episode, everything included (published)
     c.max_turn_tokens = 2048  # sampled tokens of one turn; reaching it is `budget`
     c.answer_reserve = 64  # room that must be left for an answer after tool text
@@ -110,6 +115,21 @@ def _rollout() -> ConfigDict:
     c.decode_chunk = 8  # tokens decoded on the device between looks at the stop rule
     c.cache_dtype = "float32"
     c.tool_timeout_s = 30.0  # deadline of one tool call; then it counts as failed
+    c.tool_picture_pixels = 50_176  # area of an item's thumbnail as it is shown; 0: none is
+    # Tool results come in together, so that batches do not depend on how long tools take: a resumed
+    # run then equals an unbroken one to the bit, where tools are local or replayed. Costs waiting.
+    c.deterministic = False
+    return c
+
+
+def _remote() -> ConfigDict:
+    """A policy behind an OpenAI-compatible server; its key is in the environment."""
+    c = _provider("http://127.0.0.1:8000/v1", per_minute=6000, usd_per_call=0.0)
+    c.model = ""  # the served model's name
+    c.limit_field = "max_tokens"  # newer OpenAI models want `max_completion_tokens`
+    c.timeout_s = 300.0  # of one turn, retries included
+    c.max_retries = 5  # of a failure that may pass
+    c.max_wait_s = 30.0  # longest wait before a retry, whatever the server asks
     return c
 
 

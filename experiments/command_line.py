@@ -27,6 +27,7 @@ from svrl_jax.data.traces import TraceError
 from svrl_jax.evals.consensus import EmbeddingError
 from svrl_jax.processing.images import PictureError
 from svrl_jax.records import RecordError
+from svrl_jax.rollout.remote import PolicyStopped
 from svrl_jax.search.errors import SearchSetupError, SearchStopped
 from svrl_jax.search.fvqa_cache import CacheError
 from svrl_jax.search.imported import ImportedError
@@ -63,7 +64,8 @@ _KNOWN = (
     RecordError,
     RunFolderError, MeshError, PolicyFolderError, PrepareError, PreparedError, TableError,
     FileNotFoundError, IndexBuildError, ImportedError, SearchRecordError, SearchSetupError,
-    SearchStopped, TraceError, CacheError, EmbeddingError, ReadmeError, ViewError,
+    SearchStopped, TraceError, CacheError, EmbeddingError, ReadmeError, PolicyStopped,
+    ViewError,
 )  # fmt: skip
 
 

@@ -83,6 +83,11 @@ def check(config: ConfigDict, *, training: bool) -> None:
 
 def _check_rollout(config: ConfigDict) -> None:
     rollout = config.rollout
+    if rollout.top_k < 0 or not 0.0 < rollout.top_p <= 1.0 or rollout.tool_picture_pixels < 0:
+        raise ConfigError(
+            f"config.rollout.top_k is {rollout.top_k}, top_p {rollout.top_p}, tool_picture_pixels "
+            f"{rollout.tool_picture_pixels}: they must be 0 or more, in (0, 1], and 0 or more"
+        )
     if rollout.temperature < 0:
         raise ConfigError(
             f"config.rollout.temperature is {rollout.temperature}; it must be 0 or more"
@@ -152,6 +157,12 @@ def _check_training(config: ConfigDict) -> None:
         raise ConfigError(
             "config.rollout.temperature is 0: all episodes of a group would be equal; "
             "set it above 0 to train"
+        )
+    if config.rollout.top_k or config.rollout.top_p < 1.0:
+        raise ConfigError(
+            f"config.rollout.top_k is {config.rollout.top_k} and config.rollout.top_p "
+            f"{config.rollout.top_p}: tokens would be drawn from a truncated distribution and "
+            "weighted by the whole one, which biases the gradient; set them to 0 and 1 to train"
         )
     if config.rollout.group_size < 2:
         raise ConfigError(

@@ -7,10 +7,12 @@ again, pictures included.
 
     short   4 questions x 8 episodes, 336 px, 256 tokens of text, 256 tool tokens between turns
     agent   2 questions x 8 episodes, 672 px, 512 tokens of text, 1,024 tool tokens between turns
+    tools   16 questions x 8 episodes whose tools take 2 s, beside the same with instant ones
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import tempfile
 import time
@@ -46,6 +48,9 @@ class Workload:
       turns: sampled turns of an episode.
       turn_tokens: sampled tokens of a turn.
       tool_tokens: of the environment between two turns.
+      lanes: rows decoded at once; 0: all episodes.
+      slots: episodes held at once; 0: all.
+      tool_s: seconds that each tool takes, simulated.
     """
 
     questions: int
@@ -55,6 +60,9 @@ class Workload:
     turns: int
     turn_tokens: int
     tool_tokens: int
+    lanes: int = 0
+    slots: int = 0
+    tool_s: float = 0.0
 
     @property
     def num_episodes(self) -> int:
@@ -86,7 +94,9 @@ class Workload:
 WORKLOADS = {
     "short": Workload(4, 8, 336, 256, 3, 64, 256),
     "agent": Workload(2, 8, 672, 512, 3, 64, 1024),
+    "tools": Workload(16, 8, 112, 64, 3, 32, 64, lanes=32, slots=96, tool_s=2.0),
 }
+WAITING = WORKLOADS["tools"]
 
 
 def measure(
@@ -100,18 +110,22 @@ def measure(
       report: takes lines about what is being done.
     Returns:
       Rows with the workload's name, tokens a second of both sides and their ratio, the counted
-      operations of our side, and their share of the machine's product rate (fraction).
+      operations of our side, their share of the machine's product rate (fraction), tokens prefilled
+      over those that had to be, padding, programs compiled after the first pass, and seconds.
     Raises:
       MissingPeerError: the peer's packages are not installed.
     """
     model = QwenVL(small_config(), rngs=nnx.Rngs(0))
     rows = []
     for name in workloads:
+        if name == "tools":
+            rows.append(measure_tools(model, report))
+            continue
         workload = WORKLOADS[name]
         report(f"{name}: {workload}")
         prompts = make_prompts(workload, model.config)
         rate = product_rate()
-        ours_s = min(_seconds_of_ours(model, workload, prompts))
+        ours_s, counted = _measure_ours(model, workload, prompts, report)
         peer_s = _seconds_of_peer(model, workload, prompts) if use_peer else None
         rate = max(rate, product_rate())
         flops = count_flops(workload, model.config)
@@ -124,6 +138,7 @@ def measure(
                 "flops": flops,
                 "share_of_rate": flops / ours_s / rate,
                 "rate_gflops": rate / 1e9,
+                **counted,
             }
         )
     return rows
@@ -212,39 +227,64 @@ def rollout_config(workload: Workload) -> ConfigDict:
     """The part of a config that the sampler reads."""
     return ConfigDict(
         {
-            "slots": workload.num_episodes,
-            "lanes": workload.num_episodes,
+            "slots": workload.slots or workload.num_episodes,
+            "lanes": workload.lanes or workload.num_episodes,
             "budget": workload.episode_tokens,
             "decode_chunk": 16,
             "cache_dtype": "float32",
+            "top_k": 0,
+            "top_p": 1.0,
         }
     )
 
 
-def play(policy: EnginePolicy, workload: Workload, inputs: Inputs) -> int:
-    """Samples every episode to its end; returns the number of sampled tokens."""
-    config = policy.engine.config
-    turns_left = [workload.turns] * workload.num_episodes
-    following = [0] * workload.num_episodes
-    num_sampled = 0
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """One pass over a workload.
 
-    def submit(row: int) -> None:
-        turn = workload.turns - turns_left[row]
-        question = row // workload.group
-        is_new = turn == 0
-        ids = inputs.prompt_ids[question] if is_new else inputs.tool_ids[turn - 1, row]
+    Attributes:
+      sampled: tokens.
+      seconds: of the whole pass.
+      busy_sampled, busy_s: tokens and seconds before fewer episodes were left than there are lanes;
+        what follows is the tail, in which lanes stand empty whatever the tools do.
+    """
+
+    sampled: int
+    seconds: float
+    busy_sampled: int
+    busy_s: float
+
+
+def play(policy: EnginePolicy, workload: Workload, inputs: Inputs) -> Played:
+    """Samples every episode to its end; an episode that waits for a tool keeps its slot."""
+    config, engine = policy.engine.config, policy.engine
+    queue = collections.deque(range(workload.num_episodes))
+    free = collections.deque(range(engine.slots))
+    turn, following = np.zeros((2, workload.num_episodes), int)
+    row_of: dict[int, int] = {}  # by slot
+    waiting: collections.deque[tuple[float, int]] = collections.deque()  # (ready at, slot)
+    num_left = workload.num_episodes
+    sampled = num_queued = 0
+    busy = None
+    start = time.perf_counter()
+
+    def submit(slot: int) -> None:
+        row = row_of[slot]
+        question, number = row // workload.group, int(turn[row])
+        is_new = number == 0
+        ids = inputs.prompt_ids[question] if is_new else inputs.tool_ids[number - 1, row]
         grids = np.asarray([workload.grid], np.int32) if is_new else NO_GRIDS
-        positions, next_position = mrope_positions(ids, grids, config, start=following[row])
+        positions, next_position = mrope_positions(ids, grids, config, start=int(following[row]))
         following[row] = next_position + workload.turn_tokens
         policy.submit(
             Request(
-                slot=row,
+                slot=slot,
                 ids=ids,
                 positions=positions,
                 next_position=next_position,
                 pixel_values=inputs.pixel_values[question] if is_new else NO_PIXELS,
                 image_grid_thw=grids,
-                key=rng.turn_keys([(0, 0, question, row, turn, 0)])[0],
+                key=rng.turn_keys([(0, 0, question, row, number, 0)])[0],
                 temperature=1.0,
                 max_new_tokens=workload.turn_tokens,
                 is_new=is_new,
@@ -254,27 +294,85 @@ def play(policy: EnginePolicy, workload: Workload, inputs: Inputs) -> int:
             )
         )
 
-    for row in range(workload.num_episodes):
-        submit(row)
-    while found := policy.collect():
-        for turn in found:
-            num_sampled += len(turn.ids)
-            turns_left[turn.slot] -= 1
-            if turns_left[turn.slot]:
-                submit(turn.slot)
-    return num_sampled
+    while num_left:
+        while queue and free:
+            slot = free.popleft()
+            row_of[slot] = queue.popleft()
+            submit(slot)
+            num_queued += 1
+        if not num_queued and waiting:
+            time.sleep(max(0.0, waiting[0][0] - time.perf_counter()))
+        while waiting and waiting[0][0] <= time.perf_counter():
+            submit(waiting.popleft()[1])
+            num_queued += 1
+        for found in policy.collect() if num_queued else ():
+            num_queued -= 1
+            sampled += len(found.ids)
+            row = row_of[found.slot]
+            turn[row] += 1
+            if turn[row] < workload.turns:
+                waiting.append((time.perf_counter() + workload.tool_s, found.slot))
+                continue
+            free.append(found.slot)
+            num_left -= 1
+            if busy is None and num_left < engine.lanes:
+                busy = sampled, time.perf_counter() - start
+    return Played(sampled, time.perf_counter() - start, *busy)
 
 
-def _seconds_of_ours(model: QwenVL, workload: Workload, inputs: Inputs) -> list[float]:
+def measure_tools(model: QwenVL, report: Callable[[str], None]) -> dict:
+    """A row for WAITING: tokens a second with slow tools over those with instant ones.
+
+    Both counted until fewer episodes are left than lanes; the tail is a figure of its own.
+    """
+    inputs = make_prompts(WAITING, model.config)
+    policy = EnginePolicy(model, banned(model.config), rollout_config(WAITING))
+    instant = dataclasses.replace(WAITING, tool_s=0.0)
+    play(policy, instant, inputs)  # compiles
+    played = {}
+    for name, workload in (("instant", instant), ("slow", WAITING)):
+        one = played[name] = play(policy, workload, inputs)
+        rate, tail = one.busy_sampled / one.busy_s, one.seconds - one.busy_s
+        report(f"tools, {name}: {rate:.1f} tokens/s, tail {tail:.1f} s")
+    rates = {name: one.busy_sampled / one.busy_s for name, one in played.items()}
+    return {
+        "workload": "tools",
+        "ours_tokens_per_s": rates["slow"],
+        "instant_tokens_per_s": rates["instant"],
+        "share_of_instant": rates["slow"] / rates["instant"],
+        "tail_s": played["slow"].seconds - played["slow"].busy_s,
+        "instant_tail_s": played["instant"].seconds - played["instant"].busy_s,
+    }
+
+
+def _measure_ours(
+    model: QwenVL, workload: Workload, inputs: Inputs, report: Callable[[str], None]
+) -> tuple[float, dict]:
+    """Seconds of the quicker of two passes behind one that compiles, and what they counted."""
     policy = EnginePolicy(model, banned(model.config), rollout_config(workload))
     seconds = []
-    for _ in range(3):  # the first compiles
-        start = time.perf_counter()
-        count = play(policy, workload, inputs)
-        seconds.append(time.perf_counter() - start)
-        if count != workload.num_sampled:
-            raise RuntimeError(f"{count} tokens sampled, not {workload.num_sampled}")
-    return seconds[1:]
+    for _ in range(3):
+        policy.counts.clear()
+        played = play(policy, workload, inputs)
+        seconds.append(played.seconds)
+        if played.sampled != workload.num_sampled:
+            raise RuntimeError(f"{played.sampled} tokens sampled, not {workload.num_sampled}")
+    n = policy.counts
+    needed = workload.questions * workload.prompt_tokens
+    needed += workload.num_episodes * (workload.turns - 1) * workload.tool_tokens
+    rest = seconds[-1] - n["prefill_s"] - n["decode_s"]
+    report(
+        f"where the time goes: prefill {n['prefill_s']:.1f} s, decode {n['decode_s']:.1f} s, "
+        f"host {rest:.1f} s"
+    )
+    return min(seconds[1:]), {
+        "prefilled_share": n["prefilled"] / needed,
+        "prefill_padding": 1 - n["prefilled"] / n["prefill_places"],
+        "new_compiles": n["compiles"],
+        "prefill_s": n["prefill_s"],
+        "decode_s": n["decode_s"],
+        "host_s": rest,
+    }
 
 
 def _seconds_of_peer(model: QwenVL, workload: Workload, inputs: Inputs) -> float:

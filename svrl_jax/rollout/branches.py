@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from svrl_jax.models.qwen_vl.config import QwenVLConfig
+from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.rollout import episodes as episodes_lib
 from svrl_jax.rollout import tools as tools_lib
 from svrl_jax.rollout.policy import TurnSampler
@@ -76,6 +77,7 @@ def run_branches(
     *,
     temperature: float,
     query_choice: str,
+    processor: ImageProcessor | None = None,
 ) -> list[Episode]:
     """Runs every branch to its end.
 
@@ -86,6 +88,7 @@ def run_branches(
       tokenizer, model_config, rollout_config, search_config: as in `run_episodes`.
       temperature: of the turns behind the first new one; 0 is greedy.
       query_choice: of later searches.
+      processor: as in `run_episodes`.
     Returns:
       One episode a branch, in order; its first turns are the trunk's.
     """
@@ -105,6 +108,8 @@ def run_branches(
                 temperature=temperature,
                 query_choice=query_choice,
                 policy_name=trunk.policy,
+                attempt=trunk.attempt,
+                pictures=episodes_lib.tool_pictures(processor, rollout_config),
             )
             running.append(_resume(branch, rules, model_config))
             calls.append(
@@ -115,7 +120,7 @@ def run_branches(
         for branch, one, call in zip(branches, running, calls, strict=True):
             _answer(branch, one, call)
         try:
-            episodes_lib.run_all(running, policy, runner, rollout_config.slots)
+            episodes_lib.run_all(running, policy, runner, rollout_config)
         except BaseException:
             policy.discard()
             raise

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 from collections.abc import Sequence
 
 import jax
@@ -107,7 +108,9 @@ class Engine:
       num_compiles: programs compiled so far.
       counts: tokens appended (`prefilled`) and the places that the programs had for them
         (`prefill_places`), tokens copied from another slot instead (`copied`), tokens decoded
-        (`decoded`, overshoot included) and places (`decode_places`), `patches` and `patch_places`.
+        (`decoded`, overshoot included) and places of the programs (`decode_places`) and of all
+        lanes (`lane_places`), `patches` and `patch_places`, `compiles`, and seconds of both kinds
+        of calls (`prefill_s`, `decode_s`).
     """
 
     def __init__(
@@ -199,6 +202,7 @@ class Engine:
                     f"slot {one.slot}: {self.lengths[one.slot]} + {len(one.ids)} tokens are more "
                     f"than the capacity of {self.capacity}"
                 )
+        start = time.perf_counter()
         features, image_index = self._pictures.features(
             [(one.slot, one.ids, one.pixel_values, one.image_grid_thw) for one in appends],
             self._state.hidden.dtype,
@@ -213,17 +217,24 @@ class Engine:
             for i in range(0, len(left), rows):
                 self._append_chunk(left[i : i + rows], chunk, features)
             left = [(o, x, done + chunk) for o, x, done in left if done + chunk < len(o.ids)]
+        jax.block_until_ready(self._state.hidden)
+        self.counts["prefill_s"] += time.perf_counter() - start
 
-    def copy(self, source: int, targets: Sequence[int]) -> None:
-        """Makes the contexts of `targets` equal to that of `source` (a group's shared prompt)."""
+    def copy(self, source: int, targets: Sequence[int], length: int | None = None) -> None:
+        """Makes the contexts of `targets` equal to that of `source` (a group's shared prompt).
+
+        Args:
+          length: only so many of its first tokens; an append must then come before a decode.
+        """
+        length = int(self.lengths[source]) if length is None else length
         padded = np.zeros(self.slots, np.int32)
         padded[: len(targets)] = targets
-        num_blocks = -(-int(self.lengths[source]) // self._block)
+        num_blocks = -(-length // self._block)
         self._state = self._copy(
             self._state, np.int32(source), padded, np.int32(len(targets)), np.int32(num_blocks)
         )
-        self.lengths[list(targets)] = self.lengths[source]
-        self.counts["copied"] += int(self.lengths[source]) * len(targets)
+        self.lengths[list(targets)] = length
+        self.counts["copied"] += length * len(targets)
 
     def decode(self, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray]:
         """Draws up to `decode_chunk` tokens in each lane and appends them to its slot.
@@ -234,6 +245,7 @@ class Engine:
           (ids int32[B, C], logps float32[B, C]), rows as given, 1 <= C <= decode_chunk; see
           `sampling.draw_tokens`.
         """
+        start = time.perf_counter()
         size = _bucket(_row_buckets(self.lanes), len(lanes))
         slots = np.full(size, self.slots, np.int32)
         next_position, lengths, limits = np.zeros((3, size), np.int32)
@@ -252,6 +264,8 @@ class Engine:
         self.lengths[slots[: len(lanes)]] += count
         self.counts["decoded"] += count * len(lanes)
         self.counts["decode_places"] += count * size
+        self.counts["lane_places"] += count * self.lanes
+        self.counts["decode_s"] += time.perf_counter() - start
         return np.asarray(ids)[:count].T[: len(lanes)], np.asarray(logps)[:count].T[: len(lanes)]
 
     def _append_chunk(self, batch, chunk: int, features: np.ndarray) -> None:
@@ -283,17 +297,21 @@ class Engine:
             places.astype(np.int32), np.int32(len(batch)),
         )  # fmt: skip
 
+    def _count_compile(self) -> None:
+        self.num_compiles += 1
+        self.counts["compiles"] += 1
+
     # The programs. Their Python bodies run once a compiled shape: that is what the counter counts.
 
     def _encode_program(self, params, pixel_values, plan):
-        self.num_compiles += 1
+        self._count_compile()
         return nnx.merge(self._graphdef, params).encode_images(pixel_values, plan)
 
     def _prefill_program(
         self, params, state, ids, positions, slots, starts, last, final, embeds, image_index,
         num_rows,
     ):  # fmt: skip
-        self.num_compiles += 1
+        self._count_compile()
         model = nnx.merge(self._graphdef, params)
         readable = jnp.minimum(slots, self.slots - 1)
         hidden, new = decode.append_pass(
@@ -307,7 +325,7 @@ class Engine:
         )
 
     def _copy_program(self, state, source, targets, num_targets, num_blocks):
-        self.num_compiles += 1
+        self._count_compile()
 
         def block(i, state):
             j, b = i // num_blocks, i % num_blocks
@@ -333,7 +351,7 @@ class Engine:
         self, params, state, slots, starts, next_position, keys, temperature, limits, num_rows, *,
         length: int,
     ):  # fmt: skip
-        self.num_compiles += 1
+        self._count_compile()
         model = nnx.merge(self._graphdef, params)
         layers = model.language_model.layers
         if self._unroll:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
@@ -19,15 +20,16 @@ from ml_collections import ConfigDict
 
 from svrl_jax import rng
 from svrl_jax.models.qwen_vl.config import QwenVLConfig
+from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.protocol import parse, render
 from svrl_jax.rollout import tools as tools_lib
+from svrl_jax.rollout.figures import RolloutFigures
+from svrl_jax.rollout.information import ToolPictures, information_pieces
 from svrl_jax.rollout.policy import Request, SampledTurn, TurnSampler, TurnView
 from svrl_jax.rollout.transcript import Transcript
 from svrl_jax.types import Episode, ParsedTurn, Prompt, SearchItem, Task, ToolCall, Turn
 
 TURN_END = "<|im_end|>\n"  # what the chat template puts behind an assistant's turn
-NO_PIXELS = np.zeros((0, 0), np.float32)
-NO_GRIDS = np.zeros((0, 3), np.int32)
 
 
 def run_episodes(
@@ -51,6 +53,8 @@ def run_episodes(
     first_sample: int = 0,
     on_episode: Callable[[Episode], None] | None = None,
     attempt: int = 0,
+    processor: ImageProcessor | None = None,
+    figures: RolloutFigures | None = None,
 ) -> list[list[Episode]]:
     """Runs `group_size` episodes of every task to their end.
 
@@ -72,7 +76,11 @@ def run_episodes(
       progress: called with (finished, total) whenever an episode ends.
       first_sample: number of a task's first sample; its draws are those of that number.
       on_episode: takes each episode as it ends, in whatever order that happens.
-      attempt: how often these draws were made anew; it names them too.
+      attempt: 0, or how often these episodes are drawn anew (a group without spread); other
+        attempts have other keys.
+      processor: cuts the items' thumbnails; needed where items have any and
+        `rollout.tool_picture_pixels` is above 0.
+      figures: takes this call's.
     Returns:
       [P][G] episodes. Which slot or batch an episode ran in leaves no trace in it.
     Raises:
@@ -95,6 +103,7 @@ def run_episodes(
         query_choice=query_choice,
         policy_name=policy_name,
         attempt=attempt,
+        pictures=tool_pictures(processor, rollout_config),
     )
     running = make_running(
         tasks, prompts, range(first_sample, first_sample + group_size), model_config, rules
@@ -103,7 +112,7 @@ def run_episodes(
         tools, timeout_s=rollout_config.tool_timeout_s, workers=rollout_config.slots
     ) as runner:
         try:
-            run_all(running, policy, runner, rollout_config.slots, progress, on_episode)
+            run_all(running, policy, runner, rollout_config, progress, on_episode, figures)
         except BaseException:
             policy.discard()  # or its next user would find turns of these episodes
             raise
@@ -146,24 +155,10 @@ class StopRule:
         return self._closes[token_id]
 
 
-def information_ids(
-    tokenizer, item_texts: list[str], status: str
-) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
-    """Tokens of the turn that carries a tool's result: (prefix, one array an item, suffix).
-
-    Prefix and suffix are our template, so special-token spellings in them become special tokens.
-    Items come from outside: `encode_plain` turns such spellings into ordinary characters.
-
-    Args:
-      item_texts: `render.render_items`' result, or fewer of them.
-      status: the call's status; `failed` and `empty` show a note, which counts as an item here.
-    """
-    prefix, texts, suffix = render.wrap_information(item_texts, status)
-    return (
-        tokenizer.encode(prefix),
-        [tokenizer.encode_plain(text) for text in texts],
-        tokenizer.encode(suffix),
-    )
+def pausing_ids(tokenizer) -> tuple[int, ...]:
+    """Ids behind which `StopRule` may end a turn: end ids, and tokens that hold a `>`."""
+    closing = (i for i in range(len(tokenizer)) if ">" in tokenizer.decode([i]))
+    return tuple(sorted({*closing, *(int(i) for i in tokenizer.eos_ids)}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,11 +175,21 @@ class Rules:
     query_choice: str
     policy_name: str
     attempt: int = 0
+    pictures: ToolPictures | None = None
 
     @property
     def max_turns(self) -> int:
         """Every allowed tool call, and the turn that answers or asks for one too many."""
         return self.rollout.max_image_searches + self.rollout.max_text_searches + 1
+
+
+def tool_pictures(
+    processor: ImageProcessor | None, rollout_config: ConfigDict
+) -> ToolPictures | None:
+    """What cuts thumbnails; None where none are shown."""
+    if processor is None or not rollout_config.tool_picture_pixels:
+        return None
+    return ToolPictures(processor, rollout_config.tool_picture_pixels)
 
 
 def make_running(tasks, prompts, samples, model_config, rules: Rules) -> list[Running]:
@@ -208,16 +213,26 @@ def run_all(
     running: list[Running],
     policy: TurnSampler,
     runner: tools_lib.ToolRunner,
-    num_slots: int,
+    config: ConfigDict,
     progress: Callable[[int, int], None] | None = None,
     on_episode: Callable[[Episode], None] | None = None,
+    figures: RolloutFigures | None = None,
 ) -> None:
-    """Moves every episode to its end: free slots are filled, turns sampled, tools waited for."""
+    """Moves every episode to its end: free slots are filled, turns sampled, tools waited for.
+
+    Args:
+      config: config.rollout. With `deterministic`, tool results come in when no turn is being
+        sampled and every call is over, in the order of the calls: which episodes share a program
+        then does not depend on how long tools take.
+    """
     queue = collections.deque(running)
-    free = collections.deque(range(num_slots))
+    free = collections.deque(range(config.slots))
     sampling: dict[int, Running] = {}  # by slot
     waiting: dict[int, tuple[Running, tools_lib.PendingCall]] = {}  # by slot
     num_done = 0
+    figures = RolloutFigures() if figures is None else figures
+    figures.begin(config.slots, policy.counts)
+    last = time.perf_counter()
 
     def settle(slot, one):
         """Sends an episode's next turn to the policy, or takes it off its slot if it is over."""
@@ -233,15 +248,25 @@ def run_all(
         if progress is not None:
             progress(num_done, len(running))
 
+    def wait(calls):
+        start = time.perf_counter()
+        tools_lib.wait_for_any(calls)
+        figures.counts["tool_wait_s"] += time.perf_counter() - start
+
     while queue or sampling or waiting:
         while queue and free:
             settle(free.popleft(), queue.popleft())
-        for slot in [s for s, (_, call) in waiting.items() if call.is_over()]:
+        if config.deterministic and waiting and not sampling:
+            while open_calls := [c for _, c in waiting.values() if not c.is_over()]:
+                wait(open_calls)
+        is_tick = not (config.deterministic and sampling)
+        for slot in [s for s, (_, call) in waiting.items() if is_tick and call.is_over()]:
             one, call = waiting.pop(slot)
             one.add_tool_answer(call.answer())
             settle(slot, one)
         if sampling:
             for sampled in policy.collect():
+                figures.counts["sampled"] += len(sampled.ids)
                 one = sampling.pop(sampled.slot)
                 one.add_turn(sampled)
                 if one.wanted_call is None:
@@ -249,7 +274,11 @@ def run_all(
                 else:
                     waiting[sampled.slot] = (one, runner.start(*one.wanted_call, one.task))
         elif waiting:
-            tools_lib.wait_for_any([call for _, call in waiting.values()])
+            wait([call for _, call in waiting.values()])
+        now = time.perf_counter()
+        figures.counts["slot_s"] += (now - last) * (len(sampling) + len(waiting))
+        last = now
+    figures.end()
 
 
 class Running:
@@ -278,6 +307,7 @@ class Running:
         self._prompt_index = prompt_index
         self._keys = keys
         self._stop_rule = stop_rule
+        self._config = model_config
         self.transcript = Transcript(prompt, model_config)
         self.turns: list[Turn] = []
         self._num_sent = 0  # tokens that the policy's context holds
@@ -290,9 +320,9 @@ class Running:
     def request(self, slot: int) -> Request:
         """What the policy is asked next: the tokens it has not seen yet, then a turn."""
         ids, positions = self.transcript.since(self._num_sent)
+        pixel_values, grids = self.transcript.pictures(self._num_sent)
         is_new = self._num_sent == 0
         self._num_sent = len(self.transcript)
-        pixel_values, grids = self.transcript.pictures() if is_new else (NO_PIXELS, NO_GRIDS)
         share_key, share_length = self._prompt_index, None
         if self.shared is not None:
             share_key, share_length = self.shared
@@ -350,15 +380,29 @@ class Running:
         """Appends what a tool found, as far as it fits, or ends the episode for want of room."""
         tool, query = self.wanted_call
         self.wanted_call = None
-        texts = render.render_items(tool, answer.items, self._rules.search)
-        prefix, items, suffix = information_ids(self._rules.tokenizer, texts, answer.status)
-        room = self._room() - self._rules.rollout.answer_reserve - len(prefix) - len(suffix)
-        num_shown = int(np.sum(np.cumsum([len(ids) for ids in items]) <= room))
+        rules, room = self._rules, self._room()
+        texts = render.render_items(tool, answer.items, rules.search)
+        if rules.pictures is None and rules.rollout.tool_picture_pixels:
+            if any(item.picture is not None for item in answer.items):
+                raise ValueError(
+                    "items have pictures and no processor is given: give one, or set "
+                    "config.rollout.tool_picture_pixels to 0"
+                )
+        prefix, pieces, suffix = information_pieces(
+            rules.tokenizer, texts, answer.status, answer.items, rules.pictures, self._config
+        )
+        room -= rules.rollout.answer_reserve + len(prefix) + len(suffix)
+        num_shown = int(np.sum(np.cumsum([len(piece) for piece in pieces]) <= room))
         # Items leave from the last one on, whole; a note (no items at all) fits or does not.
         if num_shown == 0:
             self.end_reason = "budget"
         else:
-            self.transcript.append_environment(np.concatenate([prefix, *items[:num_shown], suffix]))
+            self.transcript.append_environment(prefix)
+            for piece in pieces[:num_shown]:
+                self.transcript.append_environment(
+                    piece.ids, piece.pixel_values, piece.image_grid_thw
+                )
+            self.transcript.append_environment(suffix)
         self._items = answer.items[:num_shown]
         self.turns[-1] = dataclasses.replace(
             self.turns[-1],
@@ -431,8 +475,7 @@ class Running:
         if self._rules.query_choice == "first":
             return proposals[0]
         turn = len(self.turns) - 1
-        again = [self._rules.attempt] if self._rules.attempt else []
-        draw = rng.host_rng(
-            self._rules.seed, self._rules.step, self.task.id, self._sample, turn, *again
-        )
+        rules = self._rules
+        attempt = (rules.attempt,) if rules.attempt else ()
+        draw = rng.host_rng(rules.seed, rules.step, self.task.id, self._sample, turn, *attempt)
         return proposals[int(draw.integers(len(proposals)))]

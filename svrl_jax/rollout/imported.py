@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 from svrl_jax.data.traces import Trace
 from svrl_jax.models.qwen_vl.config import QwenVLConfig
 from svrl_jax.protocol import parse, render
-from svrl_jax.rollout.episodes import TURN_END, information_ids
+from svrl_jax.rollout.episodes import TURN_END
+from svrl_jax.rollout.information import information_pieces
 from svrl_jax.rollout.transcript import Transcript
 from svrl_jax.types import Episode, ParsedTurn, Prompt, Turn
 
@@ -62,8 +63,8 @@ def episode_of_trace(
         call = None if searched is None else searched.call
         if call is not None:
             texts = render.render_items(call.tool, call.items, search_config)
-            prefix, items, suffix = information_ids(tokenizer, texts, call.status)
-            transcript.append_environment(np.concatenate([prefix, *items, suffix]))
+            prefix, items, suffix = information_pieces(tokenizer, texts, call.status)
+            transcript.append_environment(np.concatenate([prefix, *(i.ids for i in items), suffix]))
         end_reason = _end_reason(parsed, turns, rollout_config)
         turns.append(
             Turn(text, start, start + len(ids), len(transcript), parsed, call, items_to_verify)

@@ -1,12 +1,13 @@
 """What answers a turn: a request (the tokens to append to a context) -> the sampled turn.
 
 `episodes.py` speaks to every policy through `TurnSampler`: our own model (`EnginePolicy` in
-`scheduler.py`), a script (`ScriptedPolicy`, for the ceiling and for cheats), later a remote
-model. So all of them run through the same episode code.
+`scheduler.py`), a script (`ScriptedPolicy`, for the ceiling and for cheats), a served model
+(`remote.py`). So all of them run through the same episode code.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
@@ -101,7 +102,13 @@ class SampledTurn:
 
 
 class TurnSampler(Protocol):
-    """A policy: any number of requests go in, finished turns come out in any order."""
+    """A policy: any number of requests go in, finished turns come out in any order.
+
+    Attributes:
+      counts: whatever the policy counts, from its beginning; see `figures.RolloutFigures`.
+    """
+
+    counts: collections.Counter[str]
 
     def submit(self, request: Request) -> None:
         """Queues one turn. A slot has at most one turn queued."""
@@ -128,6 +135,7 @@ class ScriptedPolicy:
         self._script = script
         self._tokenizer = tokenizer
         self._queue: list[Request] = []
+        self.counts: collections.Counter[str] = collections.Counter()
 
     def submit(self, request: Request) -> None:
         """Queues one turn."""
@@ -143,21 +151,36 @@ class ScriptedPolicy:
         self._queue = []
 
     def _answer(self, request: Request) -> SampledTurn:
-        text = self._script(request.view).removeprefix(request.begin)
-        ids = [int(i) for i in self._tokenizer.encode_plain(text)]
-        stop = request.keep(ids, 0)
-        tail = ""
-        if stop is None:
-            ids, ended = [*ids, self._tokenizer.im_end_id], "eos"
-        else:
-            tail = self._tokenizer.decode(ids[stop[0] :])
-            ids, ended = ids[: stop[0]], stop[1]
-        if len(ids) > request.max_new_tokens:
-            ids, ended, tail = ids[: request.max_new_tokens], "length", ""
-        return SampledTurn(
-            slot=request.slot,
-            ids=np.asarray(ids, np.int32),
-            logps=np.zeros(len(ids), np.float32),
-            ended=ended,
-            tail=tail,
+        return turn_of_text(
+            request, self._script(request.view).removeprefix(request.begin), self._tokenizer
         )
+
+
+def turn_of_text(request: Request, text: str, tokenizer, *, is_cut: bool = False) -> SampledTurn:
+    """A text that a script or a server wrote -> the turn, cut behind its first action.
+
+    Args:
+      tokenizer: with `encode_plain`, `decode` and `im_end_id`.
+      is_cut: the writer had no room to end; without an action the turn then ended by `length`.
+    Returns:
+      The turn, log-probs 0. A text without an action gets an end id.
+    """
+    ids = [int(i) for i in tokenizer.encode_plain(text)]
+    stop = request.keep(ids, 0)
+    tail = ""
+    if stop is not None:
+        tail = tokenizer.decode(ids[stop[0] :])
+        ids, ended = ids[: stop[0]], stop[1]
+    elif is_cut and ids:
+        ended = "length"
+    else:
+        ids, ended = [*ids, tokenizer.im_end_id], "eos"
+    if len(ids) > request.max_new_tokens:
+        ids, ended, tail = ids[: request.max_new_tokens], "length", ""
+    return SampledTurn(
+        slot=request.slot,
+        ids=np.asarray(ids, np.int32),
+        logps=np.zeros(len(ids), np.float32),
+        ended=ended,
+        tail=tail,
+    )

@@ -84,6 +84,53 @@ def draw_tokens(
     return ids, chosen - top - jnp.log(ends[:, -1])
 
 
+def draw_from_shards(
+    logits: jax.Array,
+    keys: jax.Array,
+    positions: jax.Array,
+    temperature: jax.Array,
+    banned: jax.Array,
+    axis_name: str,
+) -> tuple[jax.Array, jax.Array]:
+    """`draw_tokens` inside `shard_map`, each device holding a slice of the vocabulary.
+
+    The levels are the shard, the block and the token. Devices exchange two numbers a row (the
+    likeliest logit, the mass) and the owner's answer; no logits travel.
+
+    Args:
+      logits: float32[B, V / shards], the device's slice, in the order of the mesh axis.
+      keys, positions, temperature: as of `draw_tokens`, the same on every device.
+      banned: bool[V / shards], the device's slice; not everything may be banned.
+      axis_name: mesh axis of the vocabulary.
+    Returns:
+      (ids int32[B] in the whole vocabulary, log-probs float32[B]), equal on every device.
+    """
+    index, size = jax.lax.axis_index(axis_name), logits.shape[-1]
+    is_greedy = temperature <= 0.0
+    inverse = 1.0 / jnp.where(is_greedy, 1.0, temperature)[:, None]
+    scaled = masked_logits(logits, inverse, banned)
+    own_top = scaled.max(-1)  # -inf where the whole slice is banned
+    top = jax.lax.pmax(own_top, axis_name)
+    mass = jnp.exp(scaled - top[:, None])
+    masses = jax.lax.all_gather(mass.sum(-1), axis_name, axis=1)  # [B, shards]
+    ends = jnp.cumsum(masses, axis=-1)
+    target = jax.vmap(_uniform)(keys, positions) * ends[:, -1]
+    shard, before = _block_of(ends, target)
+    tops = jax.lax.all_gather(own_top, axis_name, axis=1)
+    shard = jnp.where(is_greedy, _first(tops == top[:, None]), shard)
+    # Every device draws from its slice; only the owner's draw counts.
+    has_mass = masses[:, index] > 0.0
+    safe = jnp.where(has_mass[:, None], mass, 1.0)
+    drawn = _draw_at(safe, jnp.maximum(target - before, 0.0))
+    likeliest = _first((scaled == top[:, None]) | (own_top != top)[:, None])
+    place = jnp.where(is_greedy, likeliest, drawn)
+    chosen = jnp.take_along_axis(scaled, place[:, None], axis=-1)[:, 0]
+    is_owner = shard == index
+    ids = jax.lax.psum(jnp.where(is_owner, index * size + place, 0), axis_name)
+    chosen = jax.lax.psum(jnp.where(is_owner, chosen, 0.0), axis_name)
+    return ids.astype(jnp.int32), chosen - top - jnp.log(ends[:, -1])
+
+
 def masked_logits(logits: jax.Array, inverse: jax.Array, banned: jax.Array) -> jax.Array:
     """float32[B, V]: logits times the inverse temperature float32[B, 1], -inf at banned ids."""
     return jnp.where(banned, -jnp.inf, logits.astype(jnp.float32) * inverse)
@@ -98,14 +145,7 @@ def draw_from_mass(mass: jax.Array, uniform: jax.Array) -> jax.Array:
     Returns:
       int32[B]; an entry of zero mass is never returned.
     """
-    blocks = _in_blocks(mass)
-    ends = jnp.cumsum(blocks.sum(-1), axis=-1)  # [B, blocks]
-    # Scaled by the total as it was summed, not by 1: rounding leaves no gap at the end.
-    target = uniform * ends[:, -1]
-    block, before = _block_of(ends, target)
-    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # [B, width]
-    index = _first_above(jnp.cumsum(inside, axis=-1), target - before)
-    return block * inside.shape[-1] + index
+    return _draw_at(mass, uniform * _block_ends(mass)[:, -1])
 
 
 def truncate(mass: jax.Array, *, top_k: int, top_p: float) -> jax.Array:
@@ -144,6 +184,23 @@ def _in_blocks(values: jax.Array, fill: float = 0) -> jax.Array:
     if count * width > size:
         values = jnp.pad(values, ((0, 0), (0, count * width - size)), constant_values=fill)
     return values.reshape(rows, count, width)
+
+
+def _block_ends(mass: jax.Array) -> jax.Array:
+    """float32[B, blocks]: running sums of the blocks' masses."""
+    return jnp.cumsum(_in_blocks(mass).sum(-1), axis=-1)
+
+
+def _draw_at(mass: jax.Array, target: jax.Array) -> jax.Array:
+    """int32[B]: the entry that the target float32[B] falls into, as masses are summed up.
+
+    A target is scaled by the total as it was summed, not by 1: rounding leaves no gap at the end.
+    """
+    blocks, ends = _in_blocks(mass), _block_ends(mass)
+    block, before = _block_of(ends, target)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # [B, width]
+    index = _first_above(jnp.cumsum(inside, axis=-1), target - before)
+    return block * inside.shape[-1] + index
 
 
 def _block_of(ends: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -41,9 +41,13 @@ class EnginePolicy:
     Args:
       model: structure and first parameters.
       banned: ids that are never drawn (`banned_ids`); the trainer must be given the same.
-      config: `config.rollout` (slots, lanes, budget, decode_chunk, cache_dtype).
+      config: `config.rollout` (slots, lanes, budget, decode_chunk, cache_dtype, top_k, top_p).
+      pausing: ids behind which a turn may be over (`episodes.pausing_ids`); changes no token.
       prepare: given parameters -> those to sample from, on the sampler's device; None takes them as
         they are.
+
+    Attributes:
+      counts: the engine's, and `held`: tokens that a slot held already when a turn was queued.
     """
 
     def __init__(
@@ -52,9 +56,10 @@ class EnginePolicy:
         banned: Sequence[int],
         config: ConfigDict,
         prepare: Callable[[nnx.State], nnx.State] | None = None,
+        pausing: Sequence[int] = (),
     ):
-        is_banned = np.zeros(model.config.text_config.vocab_size, bool)
-        is_banned[list(banned)] = True
+        is_banned, is_pausing = np.zeros((2, model.config.text_config.vocab_size), bool)
+        is_banned[list(banned)], is_pausing[list(pausing)] = True, True
         self.engine = Engine(
             model,
             banned=is_banned,
@@ -63,10 +68,15 @@ class EnginePolicy:
             capacity=config.budget,
             decode_chunk=config.decode_chunk,
             cache_dtype=config.cache_dtype,
+            pausing=is_pausing,
+            top_k=config.top_k,
+            top_p=config.top_p,
         )
+        self.counts = self.engine.counts
         self._pending: collections.deque[Request] = collections.deque()
         self._ready: collections.deque[_Active] = collections.deque()
         self._active: list[_Active] = []
+        self._beginnings: dict[int, Request] = {}  # slot -> the request that began its context
         self._num_waited = 0
         self._prepare = prepare
 
@@ -78,6 +88,7 @@ class EnginePolicy:
         """
         if self._pending or self._ready or self._active:
             raise ValueError("set_params while turns are queued; collect them first")
+        self._beginnings = {}
         self.engine.set_params(params if self._prepare is None else self._prepare(params))
 
     @contextlib.contextmanager
@@ -109,6 +120,7 @@ class EnginePolicy:
             )
         if not len(request.ids) or request.max_new_tokens < 1:
             raise ValueError("a request appends at least one token and samples at least one")
+        self.counts["held"] += held
         self._pending.append(request)
 
     def collect(self) -> list[SampledTurn]:
@@ -132,6 +144,7 @@ class EnginePolicy:
         self._pending.clear()
         self._ready.clear()
         self._active = []
+        self._beginnings = {}
         self._num_waited = 0
 
     def _fill_lanes(self) -> None:
@@ -151,28 +164,53 @@ class EnginePolicy:
     def _prefill(self) -> None:
         """Appends every pending request's tokens; a shared prompt once, then copied."""
         batch, self._pending = list(self._pending), collections.deque()
+        for request in batch:
+            if request.is_new:
+                self._beginnings.pop(request.slot, None)
+                self.engine.clear(request.slot)
         leaders: dict[object, Request] = {}
         followers: dict[int, list[int]] = collections.defaultdict(list)
         appends, rests = [], []
         for request in batch:
-            if request.is_new:
-                self.engine.clear(request.slot)
             count = len(request.ids)
             if request.is_new and request.share_key is not None:
                 count = request.share_length or count
+                leader = leaders.get(request.share_key)
+                donor = self._donor(request, count) if leader is None else None
+                if donor is not None:
+                    # Its last hidden state is another token's, so the last token is fed again.
+                    self.engine.copy(donor, [request.slot], count - 1)
+                    rests.append(_append(request, count - 1, len(request.ids)))
+                    continue
                 if count < len(request.ids):
                     rests.append(_append(request, count, len(request.ids)))
-                leader = leaders.setdefault(request.share_key, request)
-                if leader is not request:
+                if leader is not None:
                     followers[leader.slot].append(request.slot)
                     continue
+                leaders[request.share_key] = request
             appends.append(_append(request, 0, count))
         self.engine.append(appends)
         for source, targets in followers.items():
             self.engine.copy(source, targets)
         self.engine.append(rests)  # what stands behind a shared beginning
+        self._beginnings.update({r.slot: r for r in batch if r.is_new and r.share_key is not None})
         for request in batch:
             self._ready.append(_Active(request, int(self.engine.lengths[request.slot])))
+
+    def _donor(self, request: Request, count: int) -> int | None:
+        """A slot that holds the first `count` tokens of a request since an earlier prefill."""
+        if count < 2 or request.ids[count - 1] == self.engine.config.image_token_id:
+            return None
+        for slot, other in self._beginnings.items():
+            # Keys of another call may mean another prompt: what counts is what was appended.
+            if (
+                other.share_key == request.share_key
+                and self.engine.lengths[slot] >= count
+                and np.array_equal(other.ids[:count], request.ids[:count])
+                and np.array_equal(other.pixel_values, request.pixel_values)
+            ):
+                return slot
+        return None
 
     def _advance(self, one: _Active, ids: np.ndarray, logps: np.ndarray) -> SampledTurn | None:
         """Adds a chunk to a turn; returns it if it is finished, the overshoot undone."""

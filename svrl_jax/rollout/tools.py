@@ -16,7 +16,7 @@ from typing import Protocol
 from svrl_jax.search.errors import PERMANENT, SearchStopped, ToolError
 from svrl_jax.types import SearchItem, Task
 
-MAX_WORKERS = 64  # enough to hide a web search's seconds; each worker mostly waits
+MAX_WORKERS = 256  # enough to hide a web search's seconds; each worker mostly waits
 
 
 class Tools(Protocol):

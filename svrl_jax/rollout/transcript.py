@@ -77,18 +77,30 @@ class Transcript:
         """Appends tokens of the environment (loss mask 0, log-prob 0), with their pictures."""
         zeros = np.zeros(len(ids))
         self._append(ids, zeros.astype(np.int32), zeros.astype(np.float32), image_grid_thw)
-        if pixel_values is not None:
+        if pixel_values is not None and len(pixel_values):
             self._pixel_values.append(np.asarray(pixel_values, np.float32))
 
     def since(self, start: int) -> tuple[np.ndarray, np.ndarray]:
         """ids int32[n] and positions int32[3, n] from index `start` on."""
         return np.concatenate(self._ids)[start:], np.concatenate(self._positions, axis=1)[:, start:]
 
-    def pictures(self) -> tuple[np.ndarray, np.ndarray]:
-        """pixel_values float32[L, C] and image_grid_thw int32[I, 3] of all pictures so far."""
+    def pictures(self, start: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """pixel_values float32[L, C] and image_grid_thw int32[I, 3] from token `start` on.
+
+        Args:
+          start: index into the tokens, not inside a picture.
+        """
         some = self._pixel_values
         pixel_values = some[0] if len(some) == 1 else np.concatenate(some)
-        return pixel_values, np.concatenate(self._grids)
+        grids = np.concatenate(self._grids)
+        if start:
+            ids = np.concatenate(self._ids)[:start]
+            before = int((ids == self._config.image_token_id).sum())
+            patches = grids.prod(axis=-1, dtype=np.int64)
+            count = before * self._config.vision_config.merge_unit
+            grids = grids[int((np.cumsum(patches) <= count).sum()) :]
+            pixel_values = pixel_values[count:]
+        return pixel_values, grids
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays by their names in `Episode`."""

@@ -48,6 +48,7 @@ class FixedWorkflow:
 
     def __init__(self, policy: TurnSampler, tokenizer, steps: tuple[str, ...] = STEPS):
         self._policy, self._tokenizer, self._steps = policy, tokenizer, steps
+        self.counts = policy.counts
         self._contexts: dict[int, _Context] = {}  # by slot
 
     def submit(self, request: Request) -> None:

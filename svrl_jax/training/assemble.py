@@ -25,6 +25,7 @@ from svrl_jax.processing.images import ImageProcessor
 from svrl_jax.processing.tokenizer import Tokenizer
 from svrl_jax.protocol.prompts import PromptBuilder, read_prompts
 from svrl_jax.rollout import episodes as episodes_lib
+from svrl_jax.rollout.figures import RolloutFigures
 from svrl_jax.rollout.policy import TurnSampler
 from svrl_jax.rollout.scheduler import EnginePolicy, banned_ids
 from svrl_jax.rollout.tools import Tools
@@ -84,8 +85,9 @@ class Bench:
         first_sample: int = 0,
         on_episode: Callable[[Episode], None] | None = None,
         tools: Tools | None = None,
-        rollout: ConfigDict | None = None,
         attempt: int = 0,
+        figures: RolloutFigures | None = None,
+        rollout: ConfigDict | None = None,
     ) -> list[list[Episode]]:
         """Episodes [P][G] of the tasks; see `rollout.episodes.run_episodes`.
 
@@ -113,6 +115,8 @@ class Bench:
             first_sample=first_sample,
             on_episode=on_episode,
             attempt=attempt,
+            figures=figures,
+            processor=self.builder.processor,
         )
 
 
@@ -218,7 +222,13 @@ def assemble(config: ConfigDict, *, has_weights: bool = True) -> Bench:
         builder=_builder(config, folder, tokenizer, model.config),
         tools=tools,
         banned=banned,
-        sampler=EnginePolicy(nnx.merge(graphdef, prepare(params)), banned, config.rollout, prepare),
+        sampler=EnginePolicy(
+            nnx.merge(graphdef, prepare(params)),
+            banned,
+            config.rollout,
+            prepare,
+            pausing=episodes_lib.pausing_ids(tokenizer),
+        ),
     )
 
 

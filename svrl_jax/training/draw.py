@@ -10,6 +10,7 @@ import numpy as np
 from svrl_jax import grpo
 from svrl_jax.rewards import score as rewards
 from svrl_jax.rewards.oracle import Oracle
+from svrl_jax.rollout.figures import RolloutFigures
 from svrl_jax.training.assemble import Bench
 from svrl_jax.training.metrics import Clock
 from svrl_jax.types import Episode, Prompt, Score, Task
@@ -23,6 +24,7 @@ class Drawn:
       episodes, scores: [P][G], each group's last draw.
       totals, valid: float32[P, G] and bool[P, G], of `grpo.stack_totals`.
       num_resampled: draws that were made anew, over all groups.
+      speed: figures of all draws together, named `rollout_...`; see `RolloutFigures.line`.
     """
 
     episodes: list[list[Episode]]
@@ -30,6 +32,7 @@ class Drawn:
     totals: np.ndarray
     valid: np.ndarray
     num_resampled: int
+    speed: dict[str, float | None]
 
 
 def draw_groups(
@@ -57,6 +60,7 @@ def draw_groups(
     config = bench.config
     episodes: list[list[Episode]] = [[] for _ in tasks]
     scores: list[list[Score]] = [[] for _ in tasks]
+    speed = RolloutFigures()
     wanted, num_resampled = list(range(len(tasks))), 0
     for attempt in range(config.grpo.max_resamples + 1):
         chosen = [tasks[p] for p in wanted]
@@ -70,6 +74,7 @@ def draw_groups(
             query_choice=config.rollout.query_choice,
             progress=progress,
             attempt=attempt,
+            figures=speed,
         )
         clock.lap("rollout")
         verdicts = oracle.label_groups(chosen, groups)  # [P][G] OracleLabels
@@ -90,4 +95,5 @@ def draw_groups(
         if not wanted or attempt == config.grpo.max_resamples:
             break
         num_resampled += len(wanted)
-    return Drawn(episodes, scores, totals, valid, num_resampled)
+    line = {f"rollout_{name}": value for name, value in speed.line().items()}
+    return Drawn(episodes, scores, totals, valid, num_resampled, line)

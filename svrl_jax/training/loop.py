@@ -74,7 +74,7 @@ def train(
         clock.lap("batch")
         state, figures, logps = grpo.update(state, bench.initial_params, batch, spec)
         clock.lap("update")
-        figures |= {"resampled_groups": drawn.num_resampled}
+        figures |= {"resampled_groups": drawn.num_resampled, **drawn.speed}
         line = metrics_lib.of_step(episodes, scores, figures, clock, rate)
         lines.append(line)
         raised = alarms.check(lines, config.alarms)

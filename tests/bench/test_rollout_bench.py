@@ -31,8 +31,11 @@ def test_every_episode_gets_all_its_turns():
     policy = EnginePolicy(
         QwenVL(config, rngs=nnx.Rngs(0)), rollout.banned(config), rollout.rollout_config(TINY)
     )
-    assert rollout.play(policy, TINY, inputs) == TINY.num_sampled == 2 * 2 * 3 * 5
+    played = rollout.play(policy, TINY, inputs)
+    assert played.sampled == TINY.num_sampled == 2 * 2 * 3 * 5
+    assert 0 < played.busy_sampled <= played.sampled and played.busy_s <= played.seconds
     assert policy.engine.lengths.tolist() == [TINY.episode_tokens] * 4
+    assert policy.counts["prefilled"] == 2 * TINY.prompt_tokens + 4 * 2 * TINY.tool_tokens
     assert TINY.prompt_tokens == inputs.prompt_ids.shape[1] == 8 + 2 + 4
 
 
@@ -45,3 +48,15 @@ def test_what_is_shared_is_counted_once():
     pair = dataclasses.replace(alone, group=2)
     prompt = forward_flops(config, [TINY.prompt_tokens], grids, 0)
     assert rollout.count_flops(pair, config) == pytest.approx(2 * expected - prompt)
+
+
+def test_episodes_wait_for_their_tools_in_their_slots():
+    config = tiny_config()
+    slow = dataclasses.replace(TINY, lanes=2, slots=3, tool_s=0.2)
+    inputs = rollout.make_prompts(slow, config)
+    policy = EnginePolicy(
+        QwenVL(config, rngs=nnx.Rngs(0)), rollout.banned(config), rollout.rollout_config(slow)
+    )
+    played = rollout.play(policy, slow, inputs)
+    # Three slots for four episodes: the last begins when two turns of tools are over.
+    assert played.sampled == slow.num_sampled and played.seconds >= 4 * slow.tool_s

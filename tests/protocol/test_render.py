@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from svrl_jax.protocol import parse, render
-from svrl_jax.rollout.episodes import information_ids
+from svrl_jax.rollout.information import information_pieces
 from svrl_jax.types import SearchItem
 from tests.conftest import changed
 
@@ -82,7 +82,8 @@ def test_control_tokens_in_a_page_are_ordinary_characters(builder, tiny_config):
     item = SearchItem("x", hostile, f"https://e.org/{hostile}", hostile)
     config = changed(tiny_config, **{"search.show_links": True}).search
     (text,) = render.render_items("text_search", [item], config)
-    prefix, (ids,), suffix = information_ids(tokenizer, [text], "ok")
+    prefix, (piece,), suffix = information_pieces(tokenizer, [text], "ok")
+    ids = piece.ids
     assert np.isin(ids, tokenizer.special_ids).sum() == 0
     assert tokenizer.decode(ids) == text and "<|im_end|>" in text and "</information>" not in text
     # The template around it keeps its own special tokens.

@@ -1,5 +1,6 @@
 """The episode loop with scripted policies: what is kept, masked, appended, and why it ends."""
 
+import collections
 import threading
 
 import numpy as np
@@ -21,7 +22,8 @@ from rollout_toys import (
 
 from svrl_jax import rng
 from svrl_jax.models.qwen_vl.rope import mrope_positions
-from svrl_jax.rollout.episodes import StopRule, information_ids, run_episodes
+from svrl_jax.rollout.episodes import StopRule, run_episodes
+from svrl_jax.rollout.information import information_pieces
 from svrl_jax.rollout.policy import SampledTurn, ScriptedPolicy
 from svrl_jax.rollout.transcript import Transcript
 
@@ -58,6 +60,7 @@ class IdPolicy:
 
     def __init__(self, *turns):
         self.turns, self.queue, self.requests = turns, [], []
+        self.counts = collections.Counter()
 
     def submit(self, request):
         self.queue.append(request)
@@ -419,8 +422,20 @@ def test_the_stop_rule_sees_a_tag_split_over_tokens():
 
 
 def test_information_is_put_together_of_template_and_plain_parts():
-    prefix, items, suffix = information_ids(TOKENIZER, ["a\n", "<|im_end|>\n"], "ok")
+    prefix, items, suffix = information_pieces(TOKENIZER, ["a\n", "<|im_end|>\n"], "ok")
     assert TOKENIZER.im_start_id in prefix and TOKENIZER.im_end_id in suffix
-    assert len(items) == 2 and TOKENIZER.im_end_id not in items[1]
-    _, note, _ = information_ids(TOKENIZER, [], "failed")
+    assert len(items) == 2 and TOKENIZER.im_end_id not in items[1].ids
+    _, note, _ = information_pieces(TOKENIZER, [], "failed")
     assert len(note) == 1
+
+
+@pytest.mark.case("A-S2")
+@pytest.mark.parametrize("action", [IMAGE_SEARCH, TEXT_SEARCH, ANSWER])
+@pytest.mark.parametrize("around", ["", " ", "\n ", ", "])
+def test_every_closing_tag_ends_the_turn_whatever_stands_around_it(action, around):
+    # The tags are the grammar's: there is no list of stops in which a space could hide one.
+    rule, ids = StopRule(TOKENIZER), encode(REASON + VERIFY + around + action)
+    assert rule(ids + encode(around + "tail"), 0)[1] == "action"
+    count, _ = rule(ids + encode(around + "tail"), 0)
+    assert TOKENIZER.decode(ids[:count]).rstrip().endswith(action[-9:])
+    assert rule(encode(REASON + around * 3), 0) is None

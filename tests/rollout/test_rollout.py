@@ -1,12 +1,18 @@
 """Model, engine, grammar and tools together: real episodes of a random model over phrases."""
 
+import time
+
 import numpy as np
 import pytest
 from rollout_toys import (
     ALL_BUT_PHRASES,
+    ANSWER,
     CONFIG,
+    IMAGE_SEARCH,
     MODEL,
+    REASON,
     TOKENIZER,
+    VERIFY,
     ToyTools,
     full_logps,
     make_prompt,
@@ -16,6 +22,8 @@ from rollout_toys import (
 )
 
 from svrl_jax.rollout.episodes import run_episodes
+from svrl_jax.rollout.figures import NAMES, RolloutFigures
+from svrl_jax.rollout.policy import ScriptedPolicy
 from svrl_jax.rollout.scheduler import EnginePolicy
 from svrl_jax.search.errors import SearchStopped, ToolError
 
@@ -30,6 +38,7 @@ def play(
     policy, tasks, *, tools=None, temperature=0.7, group_size=4, step=0, query_choice="random",
     **changes,
 ):  # fmt: skip
+    named = {k: changes.pop(k) for k in ("attempt", "figures") if k in changes}
     return run_episodes(
         tasks,
         [make_prompt(t, grids=[(1, 4, 6)]) for t in tasks],
@@ -46,6 +55,7 @@ def play(
         temperature=temperature,
         query_choice=query_choice,
         policy_name="toy",
+        **named,
     )
 
 
@@ -128,3 +138,62 @@ def test_a_policy_serves_again_after_a_rollout_that_stopped(policy, groups):
     with pytest.raises(SearchStopped, match="not accepted"):
         play(policy, TASKS, tools=DeadTools())
     assert_same(play(policy, TASKS), groups)
+
+
+def test_another_attempt_draws_anew_and_says_so(policy, groups):
+    again = play(policy, TASKS[:1], attempt=1)
+    assert {e.attempt for e in again[0]} == {1} and {e.attempt for e in groups[0]} == {0}
+    pairs = list(zip(again[0], groups[0], strict=True))
+    assert any(a.ids.tolist() != b.ids.tolist() for a, b in pairs)
+    assert_same(play(policy, TASKS[:1], attempt=1), again)
+
+
+class SlowTools(ToyTools):
+    """Takes a random while, another one each time it is asked."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self._draw = np.random.default_rng(seed)
+
+    def _answer(self, tool, query, task):
+        time.sleep(float(self._draw.uniform(0, 0.02)))
+        return super()._answer(tool, query, task)
+
+
+def test_deterministic_rollouts_do_not_depend_on_how_long_tools_take(policy):
+    runs = [
+        play(policy, TASKS, tools=SlowTools(seed), deterministic=True, slots=6, lanes=4)
+        for seed in range(3)
+    ]
+    for other in runs[1:]:
+        for a, b in zip(sum(runs[0], []), sum(other, []), strict=True):
+            np.testing.assert_array_equal(a.ids, b.ids)
+            np.testing.assert_array_equal(a.sampler_logps, b.sampler_logps)  # to the bit
+    assert any(e.calls for e in sum(runs[0], []))
+
+
+def test_figures_say_what_the_rollout_did(policy):
+    figures = RolloutFigures()
+    episodes = sum(play(policy, TASKS, figures=figures), [])
+    n, line = figures.counts, figures.line()
+    assert n["sampled"] == sum(int(e.loss_mask.sum()) for e in episodes) <= n["decoded"]
+    prompts = sum(e.prompt_length for e in episodes)
+    appended = sum(len(e.ids) for e in episodes) - prompts - n["sampled"]
+    # A prompt once a group, then each tool text once; what stands behind the last turn never.
+    last = sum(e.turns[-1].end - e.turns[-1].stop for e in episodes)
+    needed = prompts // 4 + appended - last
+    assert n["prefilled"] + n["copied"] == prompts + appended - last
+    assert needed <= n["prefilled"] <= 1.05 * needed
+    shares = [v for k, v in line.items() if k not in ("tokens_per_s", "compiles")]
+    assert set(line) == set(NAMES) and all(0.0 <= v <= 1.0 for v in shares)
+    assert line["saved_by_sharing"] > 0 and line["saved_by_warm_caches"] > 0
+
+
+def test_waiting_for_tools_is_measured():
+    tools, figures = ToyTools(), RolloutFigures()
+    tools.image_search = lambda task: time.sleep(0.2) or []
+    texts = (REASON + VERIFY + IMAGE_SEARCH, REASON + VERIFY + ANSWER)
+    script = ScriptedPolicy(lambda view: texts[len(view.turns)], TOKENIZER)
+    play(script, TASKS[:1], tools=tools, figures=figures, max_turn_tokens=80)
+    assert 0.19 < figures.counts["tool_wait_s"] <= figures.seconds
+    assert figures.line()["tool_wait_share"] > 0.5 and figures.line()["prefill_padding"] is None

@@ -1,5 +1,9 @@
 """Draws: frequencies, log-probs, temperature 0, banned ids, truncation."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,3 +134,56 @@ def test_keys_are_distinct_and_the_same_whatever_the_number_of_hosts():
     np.testing.assert_array_equal(
         rng.turn_keys(rows[5:6]), whole[5:6]
     )  # drawn again after a resume
+
+
+@pytest.mark.parametrize("size", [40, 2560, 151_936])
+def test_blocks_cut_the_vocabulary_evenly(size):
+    width = sampling.block_width(size)
+    assert size % width == 0 and size**0.5 / 8 <= width <= 8 * size**0.5
+
+
+SHARDED = """
+import jax, numpy as np, jax.numpy as jnp
+from functools import partial
+from jax.sharding import PartitionSpec as P
+from svrl_jax import rng
+from svrl_jax.rollout import sampling
+mesh = jax.make_mesh((4,), ("tensor",), axis_types=(jax.sharding.AxisType.Auto,))
+V, count = 64, 20000
+logits = np.random.default_rng(0).normal(size=V).astype(np.float32) * 1.5
+banned = np.zeros(V, bool); banned[[3, *range(32, 48)]] = True  # the third slice as a whole
+rows = np.tile(logits, (count, 1))
+keys = np.tile(rng.turn_keys([(0, 0, 1, 0, 0, 0)]), (count, 1))
+places = np.arange(count, dtype=np.int32)
+draw = jax.jit(jax.shard_map(
+    partial(sampling.draw_from_shards, axis_name="tensor"), mesh=mesh, check_vma=False,
+    in_specs=(P(None, "tensor"), P(), P(), P(), P("tensor")), out_specs=(P(), P())))
+for t in (0.8, 0.0):
+    temperature = np.full(count, t, np.float32)
+    ids, logps = map(np.asarray, draw(rows, keys, places, temperature, banned))
+    whole, whole_logps = map(np.asarray, jax.jit(sampling.draw_tokens)(
+        rows, keys, places, temperature, banned))
+    same = ids == whole
+    assert same.mean() > 0.999, same.mean()
+    assert np.abs(logps - whole_logps)[same].max() < 1e-5
+    if t:
+        expected = np.exp(logits / t) * ~banned; expected /= expected.sum()
+        found = np.bincount(ids, minlength=V) / count
+        spread = np.sqrt(expected * (1 - expected) / count)
+        assert (np.abs(found - expected) <= 5 * spread + 1e-12).all()
+    else:
+        assert set(ids) == {int(np.where(banned, -9e9, logits).argmax())}
+print("done")
+"""
+
+
+def test_a_draw_across_vocabulary_shards_is_the_whole_draw():
+    run = subprocess.run(
+        [sys.executable, "-c", SHARDED],
+        env=os.environ
+        | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0 and "done" in run.stdout, run.stderr[-2000:]
