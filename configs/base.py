@@ -115,6 +115,7 @@ def _rollout() -> ConfigDict:
     c.decode_chunk = 8  # tokens decoded on the device between looks at the stop rule
     c.cache_dtype = "float32"
     c.tool_timeout_s = 30.0  # deadline of one tool call; then it counts as failed
+    c.episode_tools_timeout_s = 0.0  # of all tool calls of an episode together; 0: no limit
     c.tool_picture_pixels = 50_176  # area of an item's thumbnail as it is shown; 0: none is
     # Tool results come in together, so that batches do not depend on how long tools take: a resumed
     # run then equals an unbroken one to the bit, where tools are local or replayed. Costs waiting.

@@ -31,6 +31,7 @@ MODES = {
     "record": "look into a record of searches, export it, or import one from traces",
     "check_release": "compare a released checkpoint with transformers on real rows; speed and MFU",
     "bench": "measure a suite: tokens a second and shares of the product rate, beside a peer",
+    "view": "make a page to look at episodes of runs, models side by side; --serve shows it",
     "audit": "score scripted cheats under the full reward beside the honest script",
 }
 

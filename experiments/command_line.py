@@ -37,6 +37,7 @@ from svrl_jax.training.alarms import AlarmStop
 from svrl_jax.training.assemble import PolicyFolderError
 from svrl_jax.training.mesh import MeshError
 from svrl_jax.training.run_folder import RunFolderError
+from svrl_jax.viewer.runs import ViewError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,7 @@ _KNOWN = (
     RunFolderError, MeshError, PolicyFolderError, PrepareError, PreparedError, TableError,
     FileNotFoundError, IndexBuildError, ImportedError, SearchRecordError, SearchSetupError,
     SearchStopped, TraceError, CacheError, EmbeddingError, ReadmeError, PolicyStopped,
+    ViewError,
 )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """eval: a policy on the config's splits, under one or more regimes. Stopped, it goes on with the
 same command, row by row.
 
-The policy is a Hugging Face folder, a run folder or one of its checkpoints. Records, verdicts and
-figures go into the workdir; the oracle has no part in it: mask figures come from `annotate`
+The policy is a Hugging Face folder, a run folder or one of its checkpoints, or a model behind an
+OpenAI-compatible server (key: POLICY_API_KEY). Records, verdicts
+and figures go into the workdir; the oracle has no part in it: mask figures come from `annotate`
 afterwards, tables and figures from `analyse`.
 """
 
@@ -31,7 +32,8 @@ def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
     command_line.define_workdir(values)
     flags.DEFINE_string(
         "policy", None,
-        "a Hugging Face folder, a run folder or a checkpoint; default: config.model.folder",
+        "a Hugging Face folder, a run folder, a checkpoint, or http://HOST/v1 of a server, whose "
+        "model is config.remote.model; default: config.model.folder",
         flag_values=values,
     )  # fmt: skip
     flags.DEFINE_string(
@@ -59,7 +61,7 @@ def main(call: command_line.Call) -> int:
     workdir = command_line.workdir_of(call.values)
     run_folder.check_workdir(workdir, config)
     splits = task_source.eval_splits(config)
-    bench = assemble.assemble(config)
+    bench = assemble.assemble(config, has_weights=not actors.is_served(call.values.policy))
     actor = actors.load(bench, call.values.policy, call.values.name)
     run = run_folder.RunFolder(workdir, config)  # last: until here nothing is written
     scoring = setup.scoring_of(config, run.path)

@@ -97,5 +97,6 @@ def _about(values, config, scoring, prompt: str) -> dict:
         "query_choice": "", "filter": "", "search": f"traces {digest}",
         "scorers": (*scoring.scorers, SOURCE_SCORER),
         "judge": scoring.judge.name if scoring.judge else "",
-        "allowed_calls": values.allowed_calls, "usd": dict(costs.free()), "seconds": 0.0,
+        "allowed_calls": values.allowed_calls, "usd": dict(costs.free()),
+        "seconds": 0.0, "served": {},
     }  # fmt: skip

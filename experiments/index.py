@@ -28,8 +28,8 @@ def define_flags(values: flags.FlagValues, argv: Sequence[str]) -> None:
     )  # fmt: skip
     flags.DEFINE_string("out", None, "folder to make", flag_values=values)
     flags.DEFINE_string(
-        "embedding", "colours", "of pictures: colours, or module:function from uint8[H, W, 3] to "
-        "float32[D]", flag_values=values,
+        "embedding", "colours", "of pictures: colours; tower:FOLDER, a policy's vision tower; or "
+        "module:function from uint8[H, W, 3] to float32[D]", flag_values=values,
     )  # fmt: skip
 
 

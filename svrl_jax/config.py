@@ -88,6 +88,9 @@ def _check_rollout(config: ConfigDict) -> None:
             f"config.rollout.top_k is {rollout.top_k}, top_p {rollout.top_p}, tool_picture_pixels "
             f"{rollout.tool_picture_pixels}: they must be 0 or more, in (0, 1], and 0 or more"
         )
+    for name in ("tool_timeout_s", "episode_tools_timeout_s"):
+        if rollout[name] < 0:
+            raise ConfigError(f"config.rollout.{name} is {rollout[name]}; it must be 0 or more")
     if rollout.temperature < 0:
         raise ConfigError(
             f"config.rollout.temperature is {rollout.temperature}; it must be 0 or more"

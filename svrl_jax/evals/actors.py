@@ -1,7 +1,7 @@
 """What --policy names -> who is evaluated.
 
-A Hugging Face folder, a run folder (its newest checkpoint, else its export), or one checkpoint
-(`RUN/checkpoints/STEP`).
+A Hugging Face folder, a run folder (its newest checkpoint), one checkpoint
+(`RUN/checkpoints/STEP`), or the address of an OpenAI-compatible server.
 """
 
 from __future__ import annotations
@@ -15,24 +15,37 @@ import numpy as np
 
 from svrl_jax import checkpoint, grpo
 from svrl_jax.evals.evaluate import Actor
+from svrl_jax.rollout.remote import RemotePolicy
 from svrl_jax.training import assemble
 from svrl_jax.training.assemble import Bench, PolicyFolderError
 from svrl_jax.training.run_folder import CHECKPOINTS
+
+
+def is_served(policy: str | None) -> bool:
+    """True if the policy is a server's address: no weights are needed then."""
+    return policy is not None and policy.startswith(("http://", "https://"))
 
 
 def load(bench: Bench, policy: str | None, name: str | None = None) -> Actor:
     """The policy that a command names.
 
     Args:
-      policy: None takes the bench's initial policy.
+      policy: None takes the bench's initial policy. An address takes the place of
+        `config.remote.endpoint`; the bench may then be without weights.
       name: for records; default: the folder's, with its step for a checkpoint.
     Raises:
       FileNotFoundError, PolicyFolderError, CheckpointError: there is none, or it does not fit.
+      PolicyStopped: a served policy that cannot be asked.
     """
     if policy is None:
         return Actor(
             name or bench.folder.name, digest_of(bench.folder), bench.sampler, bench.initial_params
         )
+    if is_served(policy):
+        remote = bench.config.remote
+        remote.endpoint = policy
+        sampler = RemotePolicy(bench.config, bench.builder.texts, bench.tokenizer)
+        return Actor(name or remote.model, f"{remote.model} at {policy}", sampler)
     path = pathlib.Path(policy)
     found = _checkpoint_of(path)
     if found is not None:

@@ -47,7 +47,9 @@ def cost_of(group: Group) -> dict[str, float | None]:
     generated = sum(int(c.episode.loss_mask.sum()) for c in cases)
     read = sum(t.start for c in cases for t in c.episode.turns)
     money = sum(calls[tool] * usd[tool] for tool in TOOLS)
-    money += (read * usd["million_in"] + generated * usd["million_out"]) / 1e6
+    served = group.about["served"]  # what a server says it read and wrote, where it does
+    bill = served.get("prompt_tokens") or read, served.get("completion_tokens") or generated
+    money += (bill[0] * usd["million_in"] + bill[1] * usd["million_out"]) / 1e6
     return {
         "generated": generated / n,
         "read": read / n,

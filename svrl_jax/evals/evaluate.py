@@ -16,6 +16,7 @@ from svrl_jax.evals.store import Chunk, GroupStore
 from svrl_jax.records import Record
 from svrl_jax.rewards import factors
 from svrl_jax.rewards.judge import Judge, Verdict, score_all
+from svrl_jax.rollout.figures import RolloutFigures
 from svrl_jax.rollout.policy import TurnSampler
 from svrl_jax.rollout.workflow import STEPS, FixedWorkflow
 from svrl_jax.search.filtered import Filter, FilteredTools
@@ -27,6 +28,8 @@ from svrl_jax.types import Episode, OracleLabels, Task
 # Mode of `config.eval.modes` -> the policy's temperature.
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
 REGIMES = ("direct", "rag", "agent", "agent_verifier")
+# What a served policy counts; 0 for our own.
+SERVED = ("calls", "refusals", "cut", "prompt_tokens", "completion_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +110,7 @@ def run_group(
         if todo and actor.params is not None:
             bench.sampler.set_params(actor.params)
         found: dict[tuple[str, int], Episode] = {}
+        figures = RolloutFigures()
         start = time.perf_counter()
         for sample, some in todo:
             groups = bench.run(
@@ -123,12 +127,14 @@ def run_group(
                 tools=tools,
                 rollout=rollout,
                 progress=progress,
+                figures=figures,
             )
             found |= {(g[0].task_id, sample): g[0] for g in groups}
         if chunk is None:
             yield None, [Record(found[t.id, s], t) for t in tasks for s in range(samples)]
             continue
         store.note(seconds=store.about["seconds"] + time.perf_counter() - start)
+        store.count({name: figures.counts[name] for name in SERVED})
         yield chunk, chunk.close(tasks, samples)
 
 

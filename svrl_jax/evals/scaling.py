@@ -213,7 +213,7 @@ def run_of(bench: Bench, actor: evaluate.Actor, branches: Sequence[Branch]) -> l
     return run_branches(
         branches, actor.sampler, bench.tools, bench.tokenizer, bench.model_config,
         bench.config.rollout, bench.config.search, temperature=0.0,
-        query_choice=bench.config.eval.query_choice,
+        query_choice=bench.config.eval.query_choice, processor=bench.builder.processor,
     )  # fmt: skip
 
 

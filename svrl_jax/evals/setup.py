@@ -70,6 +70,7 @@ def open_store(
         "allowed_calls": evaluate.allowed_under(config.rollout, regime),
         "usd": costs.prices(config),
         "seconds": 0.0,
+        "served": {},
     }
     name = group_name(actor.name, regime, split, mode)
     return GroupStore(folder, name, about, replace=replace)

@@ -71,13 +71,18 @@ class GroupStore:
             if other:
                 self._delete()
             else:
-                self.about["seconds"] = before["seconds"]
+                self.about |= {name: before[name] for name in ("seconds", "served")}
         self.note()
 
     def note(self, **changes: Any) -> None:
         """Changes values of `about` and writes it."""
         self.about |= to_json_value(changes)
         write_about(self._path, self.about)
+
+    def count(self, counts: Mapping[str, int]) -> None:
+        """Adds to what a served policy counted (`served`)."""
+        served = self.about["served"]
+        self.note(served={name: served.get(name, 0) + n for name, n in counts.items()})
 
     def _delete(self) -> None:
         """Deletes the group's sets, journals and what lies beside them."""

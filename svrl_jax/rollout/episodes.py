@@ -272,7 +272,8 @@ def run_all(
                 if one.wanted_call is None:
                     settle(sampled.slot, one)
                 else:
-                    waiting[sampled.slot] = (one, runner.start(*one.wanted_call, one.task))
+                    call = runner.start(*one.wanted_call, one.task, one.tools_left_s)
+                    waiting[sampled.slot] = (one, call)
         elif waiting:
             wait([call for _, call in waiting.values()])
         now = time.perf_counter()
@@ -418,6 +419,13 @@ class Running:
                 failure=answer.failure,
             ),
         )
+
+    @property
+    def tools_left_s(self) -> float:
+        """What is left of the episode's seconds for tool calls; inf without a limit."""
+        limit = self._rules.rollout.episode_tools_timeout_s
+        used = sum(turn.call.seconds for turn in self.turns if turn.call is not None)
+        return limit - used if limit else float("inf")
 
     def set_items(self, items: tuple[SearchItem, ...]) -> None:
         """What the latest search is taken to have shown."""

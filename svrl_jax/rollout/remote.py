@@ -184,9 +184,9 @@ class RemotePolicy:
             usage = call.result().get("usage") or {}
             for name in ("prompt_tokens", "completion_tokens"):
                 self.counts[name] += int(usage.get(name) or 0)
-        return turn_of_text(
-            request, text.removeprefix(request.begin), self._tokenizer, is_cut=ended == "length"
-        )
+        if request.begin:
+            text = _behind(text, request.begin)
+        return turn_of_text(request, text, self._tokenizer, is_cut=ended == "length")
 
 
 class _RefusedError(ToolError):
@@ -219,6 +219,12 @@ def _read(body: dict[str, Any]) -> tuple[str, str]:
     if not isinstance(text, str):
         raise ToolError("the served policy: a reply without text", "bad_response")
     return text, "length" if reason == "length" else "stop"
+
+
+def _behind(text: str, begin: str) -> str:
+    """What goes on behind `begin`: some servers repeat it, some write a whole turn of their own."""
+    opening = begin[begin.rfind("<") :]
+    return text[text.find(opening) + len(opening) :] if opening in text else text
 
 
 def _data_address(picture: bytes, max_pixels: int) -> str:

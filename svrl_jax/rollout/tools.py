@@ -82,13 +82,23 @@ class ToolRunner:
         # A tool that hangs must not hold up the run: its thread is left behind.
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def start(self, tool: str, query: str, task: Task) -> PendingCall:
-        """Starts a call, or joins the one that another sample of the task made already."""
+    def start(self, tool: str, query: str, task: Task, left_s: float = float("inf")) -> PendingCall:
+        """Starts a call, or joins the one that another sample of the task made already.
+
+        Args:
+          left_s: what is left of the episode's time for tools; with nothing left no call is made,
+            and the answer is a failed one.
+        """
+        now = time.monotonic()
+        if left_s <= 0:
+            over: concurrent.futures.Future = concurrent.futures.Future()
+            error = "the episode's time for searches is used up"
+            over.set_result(ToolAnswer((), error, 0.0, "timeout"))
+            return PendingCall(over, now, now)
         name = (tool, query, task.id)
         if name not in self._calls:
             self._calls[name] = self._pool.submit(self._run, tool, query, task)
-        now = time.monotonic()
-        return PendingCall(self._calls[name], now, now + self._timeout_s)
+        return PendingCall(self._calls[name], now, now + min(self._timeout_s, left_s))
 
     def _run(self, tool: str, query: str, task: Task) -> ToolAnswer:
         start = time.monotonic()

@@ -25,6 +25,7 @@ from ml_collections import ConfigDict
 
 from svrl_jax.processing.images import PictureError, load_picture
 from svrl_jax.search import summarise
+from svrl_jax.search.embeddings import embedding_of
 from svrl_jax.search.errors import SearchSetupError, ToolError
 from svrl_jax.types import SearchItem, Task
 
@@ -34,14 +35,6 @@ _FIELDS = ("id", "title", "text", "link")
 
 class IndexBuildError(RuntimeError):
     """Documents or pictures that cannot be indexed; the message names the row and the remedy."""
-
-
-def colours(picture: np.ndarray) -> np.ndarray:
-    """uint8[H, W, 3] -> float32[48]: mean colours of a 4 x 4 grid, in [0, 1]. Needs no model."""
-    from PIL import Image
-
-    small = Image.fromarray(picture).resize((4, 4), Image.Resampling.BOX)
-    return np.asarray(small, np.float32).ravel() / 255.0
 
 
 def build(
@@ -57,7 +50,7 @@ def build(
       out: must not exist.
       documents: rows with `text` and, where known, `id`, `title`, `link`.
       pictures: (encoded bytes, row with `title` and, where known, `id`, `link`, `text`).
-      embedding: `colours`, or `module:function` from uint8[H, W, 3] to float32[D].
+      embedding: of pictures; see `embeddings.embedding_of`.
     Returns:
       index.json's content.
     Raises:
@@ -66,7 +59,7 @@ def build(
     out = pathlib.Path(out)
     if out.exists():
         raise IndexBuildError(f"{out} exists: remove it, or name another --out")
-    embed = _embedding(embedding)  # fails now rather than after the documents
+    embed = embedding_of(embedding)  # fails now rather than after the documents
     out.parent.mkdir(parents=True, exist_ok=True)
     work = pathlib.Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
@@ -113,7 +106,7 @@ class IndexTools:
             self._bm25s, self._text = _load_bm25(self._folder / "bm25")
         if self.about["num_pictures"]:
             self._picture_lines = _Lines(self._folder / "pictures")
-            self._embed = _embedding(self.about["embedding"])
+            self._embed = embedding_of(self.about["embedding"])
             self._pictures = _usearch().restore(str(self._folder / "pictures.usearch"), view=True)
 
     def text_search(self, query: str, task: Task) -> list[SearchItem]:
@@ -276,19 +269,6 @@ def _import(name: str):
         raise SearchSetupError(
             f"the package {name.split('.')[0]!r} is missing: pip install -e '.[search]'"
         ) from None
-
-
-def _embedding(name: str) -> Callable[[np.ndarray], np.ndarray]:
-    if name == "colours":
-        return colours
-    module, _, function = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SearchSetupError(
-            f"the picture embedding {name!r} cannot be imported ({error}): name 'colours' or "
-            "module:function"
-        ) from error
 
 
 def _digest(path: pathlib.Path) -> str:

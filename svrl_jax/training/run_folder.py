@@ -38,6 +38,7 @@ FREE_KEYS = (
     "keep_checkpoints",
     "log_episodes",
     "eval",
+    "remote",
     "data.read_threads",
     "data.workers",
     "data.prefetch_batches",

@@ -99,7 +99,8 @@ def twelve():
 def about(**changes):
     found = {
         "policy": "toy", "regime": "agent", "split": "test", "mode": "greedy", "judge": "j (1)",
-        "prompt": "0123456789ab", "search": "local", "scorers": ["judge"], "seconds": 6.0,
+        "prompt": "0123456789ab", "search": "local", "scorers": ["judge"],
+        "seconds": 6.0, "served": {},
         "usd": {
             "image_search": 0.015, "text_search": 0.001, "million_in": 1.0, "million_out": 10.0,
         },

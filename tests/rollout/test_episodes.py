@@ -327,6 +327,26 @@ def test_a_tool_that_hangs_counts_as_failed_after_its_time():
     assert episode.calls[0].failure == "timeout"
 
 
+def test_an_episodes_searches_have_a_time_together():
+    """The first search hangs until the episode's time is up; the second is not even made."""
+    event, tools = threading.Event(), None
+    none = REASON + VERIFY
+    texts = [none + IMAGE_SEARCH, none + TEXT_SEARCH, none + ANSWER]
+    try:
+        tools = ToyTools(hang=event)
+        ((episode,),) = run(
+            script(*texts), tools, max_turn_tokens=200, budget=2000, tool_timeout_s=30.0,
+            episode_tools_timeout_s=0.2,
+        )  # fmt: skip
+    finally:
+        event.set()
+    assert [c.failure for c in episode.calls] == ["timeout", "timeout"]
+    assert 0.2 <= episode.calls[0].seconds < 5 and episode.calls[1].seconds == 0
+    assert "time for searches is used up" in episode.calls[1].error
+    assert [tool for tool, _, _ in tools.calls] == ["image_search"]
+    assert episode.end_reason == "answered" and episode.tool_failures == 2
+
+
 def test_a_bug_in_a_tool_is_raised():
     class Broken(ToyTools):
         def image_search(self, task):

@@ -1,15 +1,19 @@
 """Index folders: built whole or not at all, searched from disk."""
 
 import dataclasses
+import io
 import os
 import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from configs.base import get_config
+from svrl_jax.data import facts, pictures, world
 from svrl_jax.search import stored
 from svrl_jax.search.errors import SearchSetupError, ToolError
+from svrl_jax.training import assemble
 from svrl_jax.types import Task
 from tests.data.published_files import picture, write_jsonl
 
@@ -70,6 +74,25 @@ def test_an_embedding_of_ones_own(tmp_path):
     with pytest.raises(SearchSetupError, match="nowhere"):
         stored.build(tmp_path / "j", DOCUMENTS, embedding="nowhere:f")
     assert not (tmp_path / "j").exists()
+
+
+def test_the_policys_own_tower_finds_changed_pictures(tmp_path):
+    """Flags drawn clean are indexed; turned, tinted and cropped drawings find them."""
+    tower = f"tower:{assemble.policy_folder('svrl_jax/data/quickstart')}"
+    tasks = {t.entity[0]: t for t in world.eval_tasks("test", 1, 84, 56)}
+    entities = [e for e in facts.entities() if e.title in tasks][:12]
+    pages = []
+    for entity in entities:
+        drawn = pictures.clean_picture(entity.code, 84, 56, is_flag=entity.is_flag)
+        file = io.BytesIO()
+        Image.fromarray(drawn).save(file, "PNG")
+        pages.append((file.getvalue(), {"title": entity.title}))
+    stored.build(tmp_path / "i", [], pages, embedding=tower)
+    found = tools(tmp_path / "i")
+    first = [found.image_search(tasks[e.title])[0].title == e.title for e in entities]
+    assert sum(first) >= 8, first  # by chance: one
+    with pytest.raises(SearchSetupError, match="policy's folder"):
+        stored.build(tmp_path / "j", [], pages, embedding=f"tower:{tmp_path}")
 
 
 def test_a_folder_that_is_not_whole_never_loads(folder, tmp_path):

@@ -1,0 +1,233 @@
+"""What `view` is given -> sets of records with their labels, each set under its model's name.
+
+A RUN is a run folder, a folder of record sets, one set, or traces of another agent (JSON lines).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from svrl_jax.data.traces import read_traces
+from svrl_jax.processing.tokenizer import Tokenizer
+from svrl_jax.protocol.prompts import PromptBuilder
+from svrl_jax.records import Record, RecordError, read_records, record_files
+from svrl_jax.rollout.imported import episode_of_trace
+from svrl_jax.types import OracleLabels
+
+TRAINING_SET = re.compile(r"step_\d+")
+_TRACES_A_SET = 200
+
+
+class ViewError(RuntimeError):
+    """Something that cannot be shown; the message names it and the remedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One argument.
+
+    Attributes:
+      name: how the page calls it.
+      path: a folder or a file.
+      kind: `records` or `traces`.
+    """
+
+    name: str
+    path: pathlib.Path
+    kind: str
+
+    @property
+    def sets(self) -> list[pathlib.Path]:
+        """Its files, by name."""
+        if self.path.is_file():
+            return [self.path]
+        folder = self.path / "episodes"
+        return list(record_files(folder if folder.is_dir() else self.path))
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordSet:
+    """Some records of a run.
+
+    Attributes:
+      run: they are of it.
+      name: file name without suffix.
+      records: any number.
+      labels: of `annotate`, one a record, or None where there are none.
+      problem: why it could not be read, then without records; else "".
+    """
+
+    run: Run
+    name: str
+    records: list[Record]
+    labels: list[OracleLabels | None] | None = None
+    problem: str = ""
+
+    @property
+    def is_training(self) -> bool:
+        """Whether its episodes' step is one of training."""
+        return TRAINING_SET.fullmatch(self.name) is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceReader:
+    """What makes episodes of traces.
+
+    Attributes:
+      builder: of some policy's folder: its tokenizer counts the tokens.
+      rollout_config, search_config: see `episode_of_trace`.
+      pictures: task id -> encoded bytes; traces carry none.
+      policy_name: of the agent that made them.
+    """
+
+    builder: PromptBuilder
+    rollout_config: ConfigDict
+    search_config: ConfigDict
+    pictures: Mapping[str, bytes]
+    policy_name: str
+
+
+def parse_runs(arguments: list[str] | tuple[str, ...]) -> list[Run]:
+    """Reads RUN or NAME=RUN; names are made unique.
+
+    Raises:
+      ViewError: no such path, or nothing in it that can be shown.
+    """
+    runs: list[Run] = []
+    for argument in arguments:
+        name, path = "", pathlib.Path(argument)
+        if not path.exists() and "=" in argument:
+            name, rest = argument.split("=", 1)
+            path = pathlib.Path(rest)
+        if not path.exists():
+            raise ViewError(f"{str(path)!r} does not exist: name a run folder or a records file")
+        name = name or _name_of(path)
+        taken = {r.name for r in runs}
+        unique = next(n for n in (name, *(f"{name} ({i})" for i in range(2, 99))) if n not in taken)
+        run = Run(unique, path, _kind_of(path))
+        if not run.sets:
+            raise ViewError(f"{path} holds no recorded episodes: name a run folder or its episodes")
+        runs.append(run)
+    return runs
+
+
+def read_sets(run: Run, traces: TraceReader | None) -> Iterator[RecordSet]:
+    """Reads a run, set by set. A set that is damaged, or being replaced by a run that goes on,
+    comes without records and says so.
+
+    Args:
+      traces: needed for a run of kind `traces`.
+    """
+    if run.kind == "traces":
+        yield from _read_trace_sets(run, traces)
+        return
+    for path in run.sets:
+        try:
+            records = read_records(path, has_pixels=False)
+            yield RecordSet(run, path.stem, records, _read_labels(path, records))
+        except (RecordError, FileNotFoundError, LabelsError) as error:
+            yield RecordSet(run, path.stem, [], problem=str(error))
+
+
+def tokenizer_of(run: Run) -> Tokenizer | None:
+    """The tokenizer of a run's policy: of its export, else of its initial policy; None if neither
+    is at hand (ids are shown instead).
+    """
+    folder = run.path if run.path.is_dir() else run.path.parent
+    folder = folder.parent if folder.name == "episodes" else folder
+    candidates = [folder / "export"]
+    if (folder / "config.json").is_file():
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        model = config.get("model") if isinstance(config, dict) else None
+        if isinstance(model, dict) and model.get("folder"):
+            candidates.append(pathlib.Path(model["folder"]))
+    for candidate in candidates:
+        if (candidate / "tokenizer.json").is_file():
+            return Tokenizer.from_folder(candidate)
+    return None
+
+
+class LabelsError(ValueError):
+    """A file of labels that does not belong to its records."""
+
+
+def _name_of(path: pathlib.Path) -> str:
+    path = path.absolute()
+    return (
+        path.parent.name if path.name == "episodes" else path.stem if path.is_file() else path.name
+    )
+
+
+def _kind_of(path: pathlib.Path) -> str:
+    if path.is_dir():
+        return "records"
+    with path.open("rb") as file:
+        first = file.readline()
+    try:
+        line = json.loads(first)
+    except ValueError:
+        line = None
+    if isinstance(line, dict) and "rounds" in line:
+        return "traces"
+    if isinstance(line, dict) and "schema_version" in line:
+        return "records"
+    raise ViewError(f"{path} holds neither records nor traces: name a run folder or such a file")
+
+
+def _read_labels(path: pathlib.Path, records: list[Record]) -> list[OracleLabels | None] | None:
+    labels_path = path.with_suffix(".labels.jsonl")
+    if not labels_path.is_file():
+        return None
+    remedy = f"{labels_path} does not belong to {path.name}: annotate the run again"
+    try:
+        lines = [json.loads(x) for x in labels_path.read_text("utf-8").split("\n") if x]
+        found = [_labels_of(line) for line in lines]
+        whose = [(line["task_id"], line["sample"]) for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LabelsError(remedy) from error
+    if whose != [(r.episode.task_id, r.episode.sample) for r in records]:
+        raise LabelsError(remedy)
+    return found
+
+
+def _labels_of(line: dict[str, Any]) -> OracleLabels | None:
+    """None where only a judge of queries has annotated."""
+    if "items" not in line:
+        return None
+    return OracleLabels(
+        items=tuple(tuple(x) for x in line["items"]),
+        queries=tuple(line["queries"]),
+        proposals=tuple(tuple(x) for x in line["proposals"]),
+        answered=line["answered"],
+    )
+
+
+def _read_trace_sets(run: Run, reader: TraceReader | None) -> Iterator[RecordSet]:
+    if reader is None:
+        raise ViewError(f"{run.path} holds traces: a tokenizer is needed to read them")
+    waiting: list[Record] = []
+    for trace in read_traces(run.path):
+        picture = reader.pictures.get(trace.task.id, b"")
+        task = dataclasses.replace(trace.task, picture=picture)
+        episode = episode_of_trace(
+            trace,
+            reader.builder.build(trace.task, "agent"),  # its picture was not recorded as tokens
+            reader.builder.tokenizer,
+            reader.builder.config,
+            reader.rollout_config,
+            reader.search_config,
+            policy_name=reader.policy_name,
+        )
+        waiting.append(Record(episode, task))
+        if len(waiting) == _TRACES_A_SET:
+            yield RecordSet(run, "traces", waiting)
+            waiting = []
+    if waiting:
+        yield RecordSet(run, "traces", waiting)
