@@ -5,6 +5,7 @@ A RUN is a run folder, a folder of record sets, one set, or traces of another ag
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -143,11 +144,9 @@ def tokenizer_of(run: Run) -> Tokenizer | None:
     folder = run.path if run.path.is_dir() else run.path.parent
     folder = folder.parent if folder.name == "episodes" else folder
     candidates = [folder / "export"]
-    if (folder / "config.json").is_file():
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no run's: no matter
         config = json.loads((folder / "config.json").read_text("utf-8"))
-        model = config.get("model") if isinstance(config, dict) else None
-        if isinstance(model, dict) and model.get("folder"):
-            candidates.append(pathlib.Path(model["folder"]))
+        candidates.append(pathlib.Path(config["model"]["folder"]))
     for candidate in candidates:
         if (candidate / "tokenizer.json").is_file():
             return Tokenizer.from_folder(candidate)
