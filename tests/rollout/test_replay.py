@@ -48,7 +48,7 @@ class ForcedPolicy:
             capacity=rollout.budget, decode_chunk=1, cache_dtype=rollout.cache_dtype,
         )  # fmt: skip
         self._script, self._tokenizer = script, tokenizer
-        self._queue, self.num_appended = [], 0
+        self._queue, self.num_appended, self.counts = [], 0, {}
 
     def submit(self, request):
         self._queue.append(request)
