@@ -33,7 +33,7 @@ def get_config(arg: str = "") -> ConfigDict:
     config.reward.search_free_samples = 0
     config.grpo.drop_equal_groups = False  # groups are often equal here, and steps must count
     config.grpo.microbatch_rows = 4
-    config.grpo.row_tokens = 448
+    config.grpo.length_buckets = (224,)
     config.optim.learning_rate = 1e-3
     config.optim.weight_decay = 0.1  # so that parameters move even where no episode is right
 

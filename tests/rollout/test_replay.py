@@ -5,6 +5,7 @@ results all pass through its cache. The tokenizer is Qwen's own; the searches co
 made of the traces, and nothing may reach the network.
 """
 
+import collections
 import dataclasses
 import re
 import socket
@@ -48,7 +49,7 @@ class ForcedPolicy:
             capacity=rollout.budget, decode_chunk=1, cache_dtype=rollout.cache_dtype,
         )  # fmt: skip
         self._script, self._tokenizer = script, tokenizer
-        self._queue, self.num_appended, self.counts = [], 0, {}
+        self._queue, self.num_appended, self.counts = [], 0, collections.Counter()
 
     def submit(self, request):
         self._queue.append(request)
