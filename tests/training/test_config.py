@@ -39,7 +39,7 @@ from tests.conftest import changed
         ({"eval.modes": ("beam",)}, ["eval.modes", "beam", "greedy"]),
         ({"rollout.temperature": 0.0}, ["rollout.temperature", "above 0"]),
         ({"rollout.group_size": 1}, ["rollout.group_size", "2 or more"]),
-        ({"rollout.budget": 500}, ["grpo.length_buckets", "rollout.budget", "448", "500"]),
+        ({"rollout.budget": 500}, ["grpo.length_buckets", "rollout.budget", "224", "500"]),
         (
             {"rollout.budget": 500, "grpo.layout": "shared", "grpo.row_tokens": 448},
             ["grpo.row_tokens", "rollout.budget", "448", "500"],
