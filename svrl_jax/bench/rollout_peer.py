@@ -38,7 +38,7 @@ def seconds(
     Raises:
       MissingPeerError: torch or transformers' model is not there.
     """
-    torch, model = _load(folder)
+    torch, model = load_peer(folder)
     rows = len(prompt_ids)
     history = torch.from_numpy(prompt_ids.astype(np.int64))
     pictures = {
@@ -68,7 +68,8 @@ def seconds(
     return time.perf_counter() - start
 
 
-def _load(folder):
+def load_peer(folder):
+    """(torch, transformers' float32 model of a folder); MissingPeerError without the packages."""
     try:
         import torch
         import transformers

@@ -14,14 +14,16 @@ import time
 
 import numpy as np
 
-from svrl_jax.bench.rollout_peer import MissingPeerError
+from svrl_jax.bench.rollout_peer import load_peer
 
 STEPS = 3
 
 
 def main(folder: str) -> dict:
     """Seconds of the quickest step but the first, peak GiB, the first step's loss and norm."""
-    torch, model = _load(folder)
+    torch, model = load_peer(folder)
+    model.train()
+    model.gradient_checkpointing_enable()
     arrays = np.load(os.path.join(folder, "arrays.npz"))
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6)
     ids = torch.from_numpy(arrays["ids"])
@@ -59,22 +61,6 @@ def _peak_gib() -> float:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def _load(folder):
-    try:
-        import torch
-        import transformers
-
-        kind = transformers.Qwen2_5_VLForConditionalGeneration
-        model = kind.from_pretrained(folder, dtype=torch.float32).train()
-    except ImportError as error:
-        raise MissingPeerError(
-            f"the peer needs torch and transformers ({error}): install the extra [bench], or leave "
-            "the peer out with --nopeer"
-        ) from error
-    model.gradient_checkpointing_enable()
-    return torch, model
 
 
 if __name__ == "__main__":

@@ -185,7 +185,7 @@ def length_bucket(length: int, buckets: Sequence[int]) -> int:
 def row_bucket(rows: int, most: int, least: int = MIN_ROWS, multiple: int = 1) -> int:
     """Smallest power of two that holds `rows`, at least `least`, at most `most`; rounded up to a
     multiple, of which `most` is one."""
-    number = max(least, _power_of_two(rows))
+    number = max(least, power_of_two(rows))
     return min(most, -(-number // multiple) * multiple)
 
 
@@ -194,7 +194,8 @@ def target_bucket(count: int, length: int) -> int:
     return next(n for share in TARGET_SHARES if (n := int(length * share)) >= count)
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
+    """Smallest power of two that is at least `number`, and at least 1."""
     return 1 << max(0, number - 1).bit_length()
 
 
@@ -320,7 +321,7 @@ class _Writer:
             episode_index=np.zeros(targets, np.int32),
             span_index=np.zeros(targets, np.int32),
             loss_mask=np.zeros(targets, np.float32),
-            advantages=np.zeros(_power_of_two(count), np.float32),
+            advantages=np.zeros(power_of_two(count), np.float32),
             old_per_token_logps=np.zeros(targets, np.float32),
             ref_per_token_logps=np.zeros(targets, np.float32),
             pixel_values=np.zeros((0, 0), np.float32),

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from svrl_jax.grpo import figures
-from svrl_jax.grpo.batch import MiniBatch, StepBatch
+from svrl_jax.grpo.batch import MiniBatch, StepBatch, power_of_two
 from svrl_jax.grpo.logps import per_token_logps
 from svrl_jax.grpo.loss import LossOptions, loss_denominator, loss_sums
 from svrl_jax.grpo.optimizer import OptimOptions, steps_done, with_frozen
@@ -320,18 +320,14 @@ def _padded_pictures(batch: TrainBatch, config) -> tuple[np.ndarray, VisionPlan 
         return np.zeros((0, config.patch_dim), np.float32), None
     merge, count, rows = config.spatial_merge_size, len(batch.image_grid_thw), len(batch.ids)
     grids = list(batch.image_grid_thw) + [(1, merge, merge)] * (
-        _power_of_two(max(rows, count)) - count
+        power_of_two(max(rows, count)) - count
     )
     sizes = np.prod(grids, axis=1)
     patches = max(int(sizes.sum()), int(sizes.max()) * rows // 2)
-    total = config.pad_unit * _power_of_two(-(-patches // config.pad_unit))
+    total = config.pad_unit * power_of_two(-(-patches // config.pad_unit))
     padded = np.zeros((total, config.patch_dim), np.float32)
     padded[: len(batch.pixel_values)] = batch.pixel_values
     return padded, plan_vision(np.array(grids), config, pad_patches_to=total)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 def _row_logps(spec: ModelSpec, params, batch: TrainBatch, plan):
