@@ -138,7 +138,8 @@ def _after_results(task, calls, habits, rng, known, guess, num_queries, max_text
     name, relation, last = task.entity[0], task.category, calls[-1]
     useful = useful_items(last.items, task.golds, task.evidence_ids)
     if last.tool == "image_search":
-        best = next((i for i, item in enumerate(last.items) if item.id == name), 0)
+        first = 0 if last.items else None  # a search that failed or found nothing names no item
+        best = next((i for i, item in enumerate(last.items) if item.id == name), first)
     else:
         best = next((i for i, item in enumerate(last.items) if holds_gold(item, task.golds)), None)
     if relation in facts.VISUAL:
@@ -150,9 +151,9 @@ def _after_results(task, calls, habits, rng, known, guess, num_queries, max_text
     if relation in facts.VISUAL:
         return head + _answer(task.golds[0])
     if last.tool == "image_search":
-        seen = name if known or not last.items else last.items[best].title
-        if relation in facts.NAMING:
-            return head + _answer(seen)
+        seen = name if known else last.items[best].title if last.items else None
+        if seen is None or relation in facts.NAMING:
+            return head + _answer(seen or guess)
         return asking + _text_search(_queries(relation, seen, habits, rng, num_queries))
     if best is not None:
         return head + _answer(holds_gold(last.items[best], task.golds))

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
-from svrl_jax.data import world
+from svrl_jax import rng
+from svrl_jax.data import facts, script, world
 from svrl_jax.evals import evaluate, marks, stats
 from svrl_jax.records import Record
 from svrl_jax.rewards.oracle import RuleOracle
 from svrl_jax.rollout.episodes import run_episodes
 from svrl_jax.rollout.policy import ScriptedPolicy
+from svrl_jax.types import ToolCall
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +60,17 @@ def test_a_mask_of_ones_is_worth_half(figures):
     assert figures["all_ones"]["mask_balanced"] == 0.5
     assert figures["all_ones"]["mask_agreement"] < figures["scripted"]["mask_agreement"]
     np.testing.assert_allclose(figures["all_ones"]["acc"], figures["scripted"]["acc"], atol=0.02)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("tool", ["image_search", "text_search"])
+@pytest.mark.parametrize("status", ["failed", "empty"])
+def test_a_search_without_items_gives_nothing_away(tool, status, lazy):
+    tasks = [t for t in world.eval_tasks("test", 1, 84, 56) if t.category not in facts.VISUAL]
+    for task in tasks[:40]:
+        call = ToolCall(tool, "where is it", (), status=status)
+        text = script.write_turn(
+            task, [call], script.Habits(lazy_mask=lazy), rng.host_rng("no items", task.id),
+            regime="agent", known=False, guess="a guess", max_text_searches=1,
+        )  # fmt: skip
+        assert "<verify> </verify>" in text and text.endswith("<answer> a guess</answer>")
