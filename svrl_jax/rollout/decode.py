@@ -4,7 +4,8 @@ Neither copies the cache. Keys lie as [.., H, S] and values as [.., S, H], which
 matrix products of attention read them. `append_pass` reads the slots' old entries block by block,
 as many blocks as the longest context has, so that one program serves every length; `decode_step`
 reads rows that `read_rows` gathered once for a whole chunk of steps, and the chunk's own entries go
-to a small buffer beside them. Both give what one full pass gives: tests hold them to it.
+to a small buffer beside them. What some rows' slots have in common (a group's prompt) is read once
+for all of them. Both give what one full pass gives: tests hold them to it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,28 @@ class Entries:
 
     k: Any
     v: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pods:
+    """Neighbouring rows whose slots begin with the same entries, which are read once for them all.
+
+    Attributes:
+      first: int32[P], a pod's first row, ascending.
+      slot: int32[P], one of its slots.
+      length: int32[P], entries in common.
+      count: int32[], pods in use; behind them nothing is read.
+      rows: most rows of a pod.
+      block: entries read at a time; the cache's length is a multiple of it.
+    """
+
+    first: jax.Array
+    slot: jax.Array
+    length: jax.Array
+    count: jax.Array
+    rows: int = dataclasses.field(metadata={"static": True})
+    block: int = dataclasses.field(metadata={"static": True})
 
 
 def append_pass(
@@ -83,24 +106,36 @@ def append_pass(
 
 
 def read_rows(
-    cache: Entries, slots: jax.Array, length: int, dtype: jax.typing.DTypeLike, *, unroll: bool
+    cache: Entries,
+    slots: jax.Array,
+    starts: jax.Array,
+    length: int,
+    dtype: jax.typing.DTypeLike,
+    *,
+    unroll: bool,
 ) -> Entries:
-    """The first `length` entries of some slots; a slot out of range gives any other's.
+    """`length` entries of some slots, from `starts` on; a slot out of range gives any other's.
 
     Args:
+      slots, starts: int32[B], `length` entries or more stand behind each start.
       unroll: a tuple over layers, for `decode_step` with a tuple of layers; else one array.
     """
-    take = {"mode": "clip"}
+
+    def read(layer: int, count: int) -> Entries:
+        def one(slot, start):
+            def part(where, axis):
+                begin, size = [layer, slot, 0, 0, 0], [count, 1, *where.shape[2:]]
+                begin[axis], size[axis] = start, length
+                return jax.lax.dynamic_slice(where, begin, size)[:, 0].astype(dtype)
+
+            return Entries(part(cache.k, 4), part(cache.v, 3))
+
+        return jax.vmap(one, out_axes=1)(slots, starts)
+
     if not unroll:
-        return Entries(
-            cache.k.at[:, slots, :, :, :length].get(**take).astype(dtype),
-            cache.v.at[:, slots, :, :length].get(**take).astype(dtype),
-        )
-    layers = range(cache.k.shape[0])
-    return Entries(
-        tuple(cache.k.at[i, slots, :, :, :length].get(**take).astype(dtype) for i in layers),
-        tuple(cache.v.at[i, slots, :, :length].get(**take).astype(dtype) for i in layers),
-    )
+        return read(0, len(cache.k))
+    single = [jax.tree.map(lambda e: e[0], read(i, 1)) for i in range(len(cache.k))]
+    return Entries(tuple(e.k for e in single), tuple(e.v for e in single))
 
 
 def empty_like(old: Entries, count: int) -> Entries:
@@ -126,8 +161,10 @@ def decode_step(
     positions: jax.Array,
     old: Entries,
     new: Entries,
-    lengths: jax.Array,
+    is_old: jax.Array,
     index: jax.Array,
+    cache: Entries,
+    pods: Pods,
 ) -> tuple[jax.Array, Entries]:
     """Feeds one token a row.
 
@@ -136,41 +173,43 @@ def decode_step(
         and caches is copied in a step (on CPUs a scan copies each layer's slice).
       ids: int32[B].
       positions: int32[B], the same on all three M-RoPE axes, as behind the last picture.
-      old: what the rows held before the chunk; `read_rows` of the same kind.
+      old: what the rows held before the chunk, but for what is read by pods; `read_rows` of the
+        same kind.
       new: entries of the chunk's tokens so far.
-      lengths: int32[B], entries of `old` that are a row's own.
+      is_old: bool[B, S], entries of `old` that a row sees.
       index: int32[], the step's number in the chunk, from 0.
+      cache, pods: of all slots, and what is read there; a row sees its pod's common entries.
     Returns:
       (hidden float[B, D] after the final norm, `new` with this token's entries).
     """
     tower = model.language_model
     cos, sin = tower.angles(jnp.broadcast_to(positions[:, None], (3, len(ids), 1)))
-    one = jax.tree.leaves(old.k)[0], jax.tree.leaves(new.k)[0]
-    is_old = jnp.arange(one[0].shape[-1]) < lengths[:, None]  # [B, S]
-    is_new = jnp.broadcast_to(jnp.arange(one[1].shape[-1]) <= index, (len(ids), one[1].shape[-1]))
+    is_new = jnp.arange(jax.tree.leaves(new.k)[0].shape[-1]) <= index
+    is_new = jnp.broadcast_to(is_new, (len(ids), len(is_new)))
     mask = jnp.concatenate([is_old, is_new], axis=-1)  # [B, S + C]
 
-    def step(layer, x, entries):
-        old, new = entries
+    def step(layer, x, inputs):
+        number, old, new = inputs
         q, k, v = layer.self_attn.project(layer.input_layernorm(x), cos, sin)
         write = jax.lax.dynamic_update_slice_in_dim
         new = Entries(
             write(new.k, k.transpose(0, 2, 3, 1), index, axis=-1),
             write(new.v, v.swapaxes(1, 2), index, axis=-2),
         )
-        x = x + layer.self_attn.output(_attend_one(q, old, new, mask))
+        common = _attend_pods(q, cache, number, pods)
+        x = x + layer.self_attn.output(_attend_one(q, old, new, mask, common))
         return x + layer.mlp(layer.post_attention_layernorm(x)), new
 
     x = tower.embed(ids[:, None])
     if isinstance(layers, tuple):
         found = []
         for i, layer in enumerate(layers):
-            entries = Entries(old.k[i], old.v[i]), Entries(new.k[i], new.v[i])
-            x, one = step(layer, x, entries)
+            x, one = step(layer, x, (i, Entries(old.k[i], old.v[i]), Entries(new.k[i], new.v[i])))
             found.append(one)
         new = Entries(tuple(e.k for e in found), tuple(e.v for e in found))
     else:
-        x, new = scan_layers(layers, step, x, (old, new))
+        numbers = jnp.arange(tower.config.num_hidden_layers)
+        x, new = scan_layers(layers, step, x, (numbers, old, new))
     return tower.norm(x)[:, 0], new
 
 
@@ -240,23 +279,90 @@ def _attend_blocks(
     out = jnp.matmul(weights.astype(dtype), new.v, **WIDE)
 
     def merge(i, carry):
-        top, total, out = carry
-        entries = old(i)
         is_held = i * block + jnp.arange(block) < starts[:, None]  # [B, block]
-        scores = jnp.matmul(q, entries.k, **WIDE)
-        scores += jnp.where(is_held, 0.0, MASKED_SCORE)[:, None, None]
-        higher = jnp.maximum(top, scores.max(-1, keepdims=True))
-        weights, shrink = jnp.exp(scores - higher), jnp.exp(top - higher)
-        total = total * shrink + weights.sum(-1, keepdims=True)
-        return higher, total, out * shrink + jnp.matmul(weights.astype(dtype), entries.v, **WIDE)
+        return _merge(carry, q, old(i), is_held[:, None, None])
 
     _, total, out = jax.lax.fori_loop(0, num_blocks, merge, (top, total, out))
     out = (out / total).reshape(batch, num_kv, -1, length, width).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, length, num_heads, width).astype(dtype)
 
 
-def _attend_one(q: jax.Array, old: Entries, new: Entries, mask: jax.Array) -> jax.Array:
-    """`attention.attend` for one query a row, q float[B, 1, N, H], over both parts of the cache."""
+def _merge(carry, q: jax.Array, entries: Entries, is_seen: jax.Array):
+    """Adds entries to a softmax average that is under way.
+
+    Args:
+      carry: (top score, sum of weights, weighted sum of values), float32[..., Q, 1 | 1 | H].
+      q: float[..., Q, H], scaled.
+      entries: k float[..., H, S], v float[..., S, H].
+      is_seen: bool, to be broadcast to [..., Q, S].
+    """
+    top, total, out = carry
+    scores = jnp.matmul(q, entries.k, **WIDE) + jnp.where(is_seen, 0.0, MASKED_SCORE)
+    higher = jnp.maximum(top, scores.max(-1, keepdims=True))
+    weights, shrink = jnp.exp(scores - higher), jnp.exp(top - higher)
+    total = total * shrink + weights.sum(-1, keepdims=True)
+    return higher, total, out * shrink + jnp.matmul(weights.astype(q.dtype), entries.v, **WIDE)
+
+
+def _attend_pods(q: jax.Array, cache: Entries, layer: jax.Array | int, pods: Pods):
+    """What each row sees of its pod's common entries, as the `carry` of `_merge`.
+
+    Args:
+      q: float[B, 1, N, H].
+    Returns:
+      (float32[B, K, N/K, 1], the same, float32[B, K, N/K, H]); a row of no pod sees nothing.
+    """
+    batch, _, num_heads, width = q.shape
+    num_kv, rows = cache.k.shape[2], pods.rows
+    shared = num_heads // num_kv
+    # A pod is a window of rows. Those behind its last row are the next pod's, which writes them
+    # later; or nobody's: the room behind the last row of all.
+    q = jnp.pad((q * width**-0.5)[:, 0], ((0, rows), (0, 0), (0, 0)))
+    empty = (
+        jnp.full((batch + rows, num_kv, shared, 1), MASKED_SCORE, jnp.float32),
+        jnp.zeros((batch + rows, num_kv, shared, 1), jnp.float32),
+        jnp.zeros((batch + rows, num_kv, shared, width), jnp.float32),
+    )
+
+    def by_head(x):  # [rows, K, N/K, H] -> [K, rows N/K, H]
+        return x.swapaxes(0, 1).reshape(num_kv, rows * shared, -1)
+
+    def by_row(x):
+        return x.reshape(num_kv, rows, shared, -1).swapaxes(0, 1)
+
+    def attend(p, found):
+        queries = jax.lax.dynamic_slice_in_dim(q, pods.first[p], rows)
+        queries = by_head(queries.reshape(rows, num_kv, shared, width))
+
+        def read(i, carry):
+            start = i * pods.block
+            entries = _read_block(cache, layer, pods.slot[p][None], start, pods.block, q.dtype)
+            entries = jax.tree.map(lambda e: e[0], entries)
+            is_common = start + jnp.arange(pods.block) < pods.length[p]
+            return _merge(carry, queries, entries, is_common)
+
+        carry = jax.tree.map(lambda e: by_head(e[:rows]), empty)
+        carry = jax.lax.fori_loop(0, -(-pods.length[p] // pods.block), read, carry)
+        return jax.tree.map(
+            lambda whole, part: jax.lax.dynamic_update_slice_in_dim(
+                whole, by_row(part), pods.first[p], axis=0
+            ),
+            found,
+            carry,
+        )
+
+    found = jax.lax.fori_loop(0, pods.count, attend, empty)
+    return jax.tree.map(lambda e: e[:batch], found)
+
+
+def _attend_one(q: jax.Array, old: Entries, new: Entries, mask: jax.Array, common) -> jax.Array:
+    """`attention.attend` for one query a row over both parts of the cache and its pod's.
+
+    Args:
+      q: float[B, 1, N, H].
+      mask: bool[B, S + C], of old and new entries.
+      common: of `_attend_pods`.
+    """
     batch, _, num_heads, width = q.shape
     num_kv, length = old.k.shape[1], old.k.shape[-1]
     q = q.reshape(batch, num_kv, num_heads // num_kv, width) * width**-0.5
@@ -267,8 +373,13 @@ def _attend_one(q: jax.Array, old: Entries, new: Entries, mask: jax.Array) -> ja
         ],
         axis=-1,
     )
-    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, MASKED_SCORE), axis=-1)
+    scores = jnp.where(mask[:, None, None], scores, MASKED_SCORE)
+    top, total, seen = common
+    higher = jnp.maximum(scores.max(-1, keepdims=True), top)
+    weights, shrink = jnp.exp(scores - higher), jnp.exp(top - higher)
+    total = weights.sum(-1, keepdims=True) + total * shrink
     weights = weights.astype(q.dtype)
     out = jnp.einsum("bkgs,bksh->bkgh", weights[..., :length], old.v, **WIDE)
     out += jnp.einsum("bkgc,bkch->bkgh", weights[..., length:], new.v, **WIDE)
+    out = (out + seen * shrink) / total
     return out.reshape(batch, 1, num_heads, width).astype(q.dtype)

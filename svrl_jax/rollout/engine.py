@@ -24,13 +24,14 @@ from flax import nnx
 
 from svrl_jax.models.qwen_vl.model import QwenVL
 from svrl_jax.rollout import decode, sampling
-from svrl_jax.rollout.decode import Entries
+from svrl_jax.rollout.decode import Entries, Pods
 from svrl_jax.rollout.picture_features import PictureEncoder
 
 PREFILL_TOKENS = 1024  # rows x tokens of the largest prefill program
 PREFILL_CHUNKS = (32, 256)  # tokens a row of one prefill program; the longer for long contexts only
 PREFILL_BLOCK = 256  # old keys that a prefill program reads at a time
 SHORTEST_CACHE = 128  # smallest number of keys that a decode program looks at
+POD_LANES = 8  # most lanes that read a common beginning together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +137,9 @@ class Engine:
         self.num_compiles = 0
         self.counts: collections.Counter[str] = collections.Counter()
         self.lengths = np.zeros(slots, np.int32)
+        # Slots of equal number begin with the same entries, so many of them; 0: with nothing known.
+        self._beginnings, self._common = np.zeros((2, slots), np.int64)
+        self._num_beginnings = 0
         self._graphdef, self._params = nnx.split(model)
         self._banned = jnp.asarray(banned)
         self._pausing = jnp.asarray(np.zeros_like(banned) if pausing is None else pausing)
@@ -173,11 +177,12 @@ class Engine:
     def set_params(self, params: nnx.State) -> None:
         """Samples from these parameters (`nnx.split(model)[1]`) from now on; caches are emptied."""
         self._params = params
-        self.lengths[:] = 0
+        for slot in range(self.slots):
+            self.clear(slot)
 
     def clear(self, slot: int) -> None:
         """Empties a slot."""
-        self.lengths[slot] = 0
+        self.lengths[slot] = self._common[slot] = 0
 
     def truncate(self, slot: int, length: int) -> None:
         """Forgets what lies behind the first `length` tokens; an append must come before a decode.
@@ -188,6 +193,7 @@ class Engine:
         if not 0 <= length <= self.lengths[slot]:
             raise ValueError(f"slot {slot} holds {self.lengths[slot]} tokens, not {length}")
         self.lengths[slot] = length
+        self._common[slot] = min(length, self._common[slot])
 
     def append(self, appends: Sequence[Append]) -> None:
         """Puts tokens behind the contexts of some slots, each slot at most once.
@@ -234,6 +240,11 @@ class Engine:
             self._state, np.int32(source), padded, np.int32(len(targets)), np.int32(num_blocks)
         )
         self.lengths[list(targets)] = length
+        if not self._common[source]:
+            self._num_beginnings += 1
+            self._beginnings[source], self._common[source] = self._num_beginnings, length
+        self._beginnings[list(targets)] = self._beginnings[source]
+        self._common[list(targets)] = min(length, self._common[source])
         self.counts["copied"] += length * len(targets)
 
     def decode(self, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray]:
@@ -247,18 +258,19 @@ class Engine:
         """
         start = time.perf_counter()
         size = _bucket(_row_buckets(self.lanes), len(lanes))
+        order, starts, pods = self._pods([lane.slot for lane in lanes], size)
         slots = np.full(size, self.slots, np.int32)
         next_position, lengths, limits = np.zeros((3, size), np.int32)
         keys = np.zeros((size, 2), np.uint32)
         temperature = np.ones(size, np.float32)
-        for i, lane in enumerate(lanes):
+        for i, lane in enumerate(lanes[place] for place in order):
             slots[i], next_position[i], limits[i] = lane.slot, lane.next_position, lane.limit
             keys[i], temperature[i] = lane.key, lane.temperature
             lengths[i] = self.lengths[lane.slot]
-        length = _bucket(self._cache_lengths, int(lengths.max()))
+        length = _bucket(self._cache_lengths, int((lengths - starts).max()))
         self._state, count, ids, logps = self._decode(
-            self._params, self._state, slots, lengths, next_position, keys, temperature, limits,
-            np.int32(len(lanes)), length=length,
+            self._params, self._state, slots, lengths, starts, pods, next_position, keys,
+            temperature, limits, np.int32(len(lanes)), length=length,
         )  # fmt: skip
         count = int(count)
         self.lengths[slots[: len(lanes)]] += count
@@ -266,7 +278,38 @@ class Engine:
         self.counts["decode_places"] += count * size
         self.counts["lane_places"] += count * self.lanes
         self.counts["decode_s"] += time.perf_counter() - start
-        return np.asarray(ids)[:count].T[: len(lanes)], np.asarray(logps)[:count].T[: len(lanes)]
+        rows = np.argsort(order)  # of each lane as given
+        return np.asarray(ids)[:count].T[rows], np.asarray(logps)[:count].T[rows]
+
+    def _pods(self, slots: Sequence[int], size: int) -> tuple[list[int], np.ndarray, Pods]:
+        """Which lanes read their beginnings together.
+
+        Returns:
+          (the order in which the lanes lie in the program, int32[size] entries that each of them
+          reads with its pod, the pods).
+        """
+        by_beginning = collections.defaultdict(list)
+        for place, slot in enumerate(slots):
+            if self._common[slot]:
+                by_beginning[self._beginnings[slot]].append(place)
+        pods = [
+            places[i : i + POD_LANES]
+            for places in by_beginning.values()
+            for i in range(0, len(places), POD_LANES)
+        ]
+        if 2 * len(pods) > sum(map(len, pods)):  # next to nobody to share with
+            pods = []
+        inside = {place for pod in pods for place in pod}
+        order = [place for place in range(len(slots)) if place not in inside]
+        starts = np.zeros(size, np.int32)
+        first, slot, length = np.zeros((3, size), np.int32)
+        for p, pod in enumerate(pods):
+            first[p], slot[p] = len(order), slots[pod[0]]
+            length[p] = self._common[[slots[place] for place in pod]].min()
+            starts[len(order) : len(order) + len(pod)] = length[p]
+            order += pod
+        rows = min(POD_LANES, size)
+        return order, starts, Pods(first, slot, length, np.int32(len(pods)), rows, self._block)
 
     def _append_chunk(self, batch, chunk: int, features: np.ndarray) -> None:
         """Runs one prefill program over (append, image index, tokens done) triples."""
@@ -348,15 +391,20 @@ class Engine:
         )
 
     def _decode_program(
-        self, params, state, slots, starts, next_position, keys, temperature, limits, num_rows, *,
-        length: int,
+        self, params, state, slots, lengths, starts, pods, next_position, keys, temperature, limits,
+        num_rows, *, length: int,
     ):  # fmt: skip
         self._count_compile()
         model = nnx.merge(self._graphdef, params)
         layers = model.language_model.layers
         if self._unroll:
             layers = decode.take_layers(layers, self.config.text_config.num_hidden_layers)
-        old = decode.read_rows(state.cache, slots, length, state.hidden.dtype, unroll=self._unroll)
+        begins = jnp.minimum(starts, state.cache.v.shape[3] - length)
+        places = begins[:, None] + jnp.arange(length)
+        is_old = (places >= starts[:, None]) & (places < lengths[:, None])
+        old = decode.read_rows(
+            state.cache, slots, begins, length, state.hidden.dtype, unroll=self._unroll
+        )
         chunk, rows = self.decode_chunk, len(slots)
 
         def goes_on(carry):
@@ -366,11 +414,11 @@ class Engine:
         def step(carry):
             i, is_done, hidden, new, ids, logps = carry
             drawn, logp = sampling.draw_tokens(
-                model.logits(hidden), keys, starts + i, temperature, self._banned,
+                model.logits(hidden), keys, lengths + i, temperature, self._banned,
                 **self._truncation,
             )  # fmt: skip
             hidden, new = decode.decode_step(
-                model, layers, drawn, next_position + i, old, new, starts, i
+                model, layers, drawn, next_position + i, old, new, is_old, i, state.cache, pods
             )
             is_done |= (i + 1 >= limits) | self._pausing[drawn]
             return i + 1, is_done, hidden, new, ids.at[i].set(drawn), logps.at[i].set(logp)
@@ -387,21 +435,21 @@ class Engine:
                 jnp.zeros((chunk, rows), jnp.float32),
             ),
         )
-        cache = decode.write_rows(state.cache, decode.stack_layers(new), slots, starts, num_rows)
+        cache = decode.write_rows(state.cache, decode.stack_layers(new), slots, lengths, num_rows)
         hidden = state.hidden.at[slots].set(hidden, mode="drop")
         return SlotState(cache, hidden), count, ids, logps
 
 
 def _cache_buckets(length: int, shortest: int) -> tuple[int, ...]:
-    """Old keys a decode program may look at: doubling up to 512, then in steps of a half or a
-    third, so that little is looked at in vain; and all of them."""
+    """Old keys a decode program may look at: doubling up to 512, then in steps of a half to a
+    third up to 1024 and of a quarter to a seventh from there on, so that little is looked at in
+    vain; and all of them."""
     buckets = []
     while shortest < length:
-        buckets.append(shortest)
-        if shortest >= 512 and 3 * shortest // 2 < length:
-            buckets.append(3 * shortest // 2)
+        steps = 1 if shortest < 512 else 2 if shortest < 1024 else 4
+        buckets += [shortest * (steps + i) // steps for i in range(steps)]
         shortest *= 2
-    return (*buckets, length)
+    return (*(b for b in buckets if b < length), length)
 
 
 def _row_buckets(rows: int) -> tuple[int, ...]:

@@ -303,3 +303,34 @@ def test_picture_tokens_without_their_features_are_an_error(policy):
     policy.submit(Request(**cut))
     with pytest.raises(ValueError, match="2 picture tokens and 16 patches"):
         policy.collect()
+
+
+def test_lanes_read_a_shared_prompt_together_and_take_no_other_for_it(monkeypatch):
+    """Groups of unequal size, a lane without one, and a slot that is used anew in between."""
+    policy = make_policy(slots=12, lanes=12, budget=700)
+    found, plan = [], policy.engine._pods
+
+    def note(slots, size):
+        order, starts, pods = plan(slots, size)
+        found.append((int(pods.count), pods.length[: pods.count].tolist()))
+        return order, starts, pods
+
+    monkeypatch.setattr(policy.engine, "_pods", note)
+    prompts = [make_prompt(make_task(n), before=b) for n, b in enumerate((300, 150, 40))]
+    groups = [(0, range(9), "a"), (1, range(9, 11), "b"), (2, [11], None)]
+
+    def requests(share):
+        return [
+            first_request(prompts[p], slot=i, sample=i, limit=9, share=key if share else None)
+            for p, slots, key in groups
+            for i in slots
+        ]
+
+    shared, own = run(policy, requests(True)), run(policy, requests(False))
+    # Of nine lanes eight are a pod and one is another, which reads as much.
+    assert found[0] == (3, [len(prompts[0].ids)] * 2 + [len(prompts[1].ids)])
+    assert found[-1] == (0, [])
+    for slot in range(12):
+        np.testing.assert_array_equal(own[slot].ids, shared[slot].ids)
+        np.testing.assert_allclose(own[slot].logps, shared[slot].logps, atol=1e-5)
+    check_against_one_pass(prompts[0], shared[8])
