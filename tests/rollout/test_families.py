@@ -138,7 +138,8 @@ def quick_compiler():
 @pytest.mark.case("A-M18")
 @pytest.mark.parametrize("family", CONFIGS)
 def test_sampler_and_trainer_agree_where_only_one_tool_returned_a_picture(family):
-    """Each sample has its own picture; in the second turn only sample 2's tool returns one."""
+    """Each sample has its own picture; in the second turn only sample 2's tool returns one,
+    in the third both do."""
     config = CONFIGS[family]
     model = QwenVL(config, rngs=nnx.Rngs(0))
     policy = EnginePolicy(model, tiny.BANNED, rollout_config(budget=128, slots=2, lanes=2))
@@ -153,8 +154,9 @@ def test_sampler_and_trainer_agree_where_only_one_tool_returned_a_picture(family
 
     play(one.request(words(0, 6, SMALL), SMALL, 5), two.request(words(1, 9, LARGE), LARGE, 5))
     play(one.request(words(2, 7), None, 6), two.request(words(3, 5, TOOL), TOOL, 6))
+    play(one.request(words(4, 6, TOOL), TOOL, 4), two.request(words(5, 4, SMALL), SMALL, 4))
     episodes = [context.episode() for context in contexts]
-    assert [len(e.pixel_values) for e in episodes] == [16, 48 + 24]
+    assert [len(e.pixel_values) for e in episodes] == [16 + 24, 48 + 24 + 16]
     grpo = get_config().grpo
     grpo.layout, grpo.length_buckets = "single", (64,)
     batch = make_batches(
@@ -189,6 +191,6 @@ def test_sampler_and_trainer_agree_where_only_one_tool_returned_a_picture(family
     for number, row in zip(batch.minibatches[0].origins[0], range(8)):
         if number >= 0:
             episode = episodes[number]
-            assert episode.loss_mask.sum() == 11
+            assert episode.loss_mask.sum() == 15
             expected = episode.sampler_logps[episode.loss_mask > 0]
-            np.testing.assert_allclose(found[row, :11], expected, atol=2e-5)
+            np.testing.assert_allclose(found[row, :15], expected, atol=2e-5)
