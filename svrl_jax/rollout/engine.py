@@ -21,8 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from svrl_jax.models.qwen_vl.model import QwenVL
+from svrl_jax.models.qwen_vl.sharding import mesh_of_params, place
 from svrl_jax.rollout import decode, sampling
 from svrl_jax.rollout.decode import Entries, Pods
 from svrl_jax.rollout.picture_features import PictureEncoder
@@ -89,6 +91,9 @@ class SlotState:
 
 class Engine:
     """Cache slots and the programs that advance them.
+
+    Where the parameters are spread over a mesh, so are the caches: their heads along `tensor`, if
+    they divide; XLA cuts the programs up.
 
     Args:
       model: gives the structure and the first parameters; later ones come by `set_params`.
@@ -161,6 +166,8 @@ class Engine:
             ),
             jnp.zeros((slots, text.hidden_size), dtype),
         )
+        self._mesh: Mesh | None = None
+        self._place_state()
         self._prefill = jax.jit(self._prefill_program, donate_argnums=1)
         self._copy = jax.jit(self._copy_program, donate_argnums=0)
         self._decode = jax.jit(self._decode_program, donate_argnums=1, static_argnames="length")
@@ -177,6 +184,7 @@ class Engine:
     def set_params(self, params: nnx.State) -> None:
         """Samples from these parameters (`nnx.split(model)[1]`) from now on; caches are emptied."""
         self._params = params
+        self._place_state()
         for slot in range(self.slots):
             self.clear(slot)
 
@@ -263,7 +271,7 @@ class Engine:
         next_position, lengths, limits = np.zeros((3, size), np.int32)
         keys = np.zeros((size, 2), np.uint32)
         temperature = np.ones(size, np.float32)
-        for i, lane in enumerate(lanes[place] for place in order):
+        for i, lane in enumerate(lanes[number] for number in order):
             slots[i], next_position[i], limits[i] = lane.slot, lane.next_position, lane.limit
             keys[i], temperature[i] = lane.key, lane.temperature
             lengths[i] = self.lengths[lane.slot]
@@ -281,6 +289,19 @@ class Engine:
         rows = np.argsort(order)  # of each lane as given
         return np.asarray(ids)[:count].T[rows], np.asarray(logps)[:count].T[rows]
 
+    def _place_state(self) -> None:
+        """Puts the caches where the parameters are."""
+        mesh = mesh_of_params(self._params)
+        if mesh == self._mesh:
+            return
+        self._mesh = mesh
+        if mesh is None:
+            self._state = jax.device_put(self._state, jax.tree.leaves(self._params)[0].sharding)
+            return
+        heads = (None, None, "heads", None, None)
+        cache = jax.tree.map(lambda x: place(x, heads, mesh), self._state.cache)
+        self._state = SlotState(cache, place(self._state.hidden, (None, None), mesh))
+
     def _pods(self, slots: Sequence[int], size: int) -> tuple[list[int], np.ndarray, Pods]:
         """Which lanes read their beginnings together.
 
@@ -289,23 +310,23 @@ class Engine:
           reads with its pod, the pods).
         """
         by_beginning = collections.defaultdict(list)
-        for place, slot in enumerate(slots):
+        for number, slot in enumerate(slots):
             if self._common[slot]:
-                by_beginning[self._beginnings[slot]].append(place)
+                by_beginning[self._beginnings[slot]].append(number)
         pods = [
-            places[i : i + POD_LANES]
-            for places in by_beginning.values()
-            for i in range(0, len(places), POD_LANES)
+            members[i : i + POD_LANES]
+            for members in by_beginning.values()
+            for i in range(0, len(members), POD_LANES)
         ]
         if 2 * len(pods) > sum(map(len, pods)):  # next to nobody to share with
             pods = []
-        inside = {place for pod in pods for place in pod}
-        order = [place for place in range(len(slots)) if place not in inside]
+        inside = {number for pod in pods for number in pod}
+        order = [number for number in range(len(slots)) if number not in inside]
         starts = np.zeros(size, np.int32)
         first, slot, length = np.zeros((3, size), np.int32)
         for p, pod in enumerate(pods):
             first[p], slot[p] = len(order), slots[pod[0]]
-            length[p] = self._common[[slots[place] for place in pod]].min()
+            length[p] = self._common[[slots[number] for number in pod]].min()
             starts[len(order) : len(order) + len(pod)] = length[p]
             order += pod
         rows = min(POD_LANES, size)

@@ -1,5 +1,5 @@
 """Run as a program on eight virtual CPU devices: episodes of one device scored and sampled on a 4x2
-mesh, as JSON.
+mesh, and sampled by an engine whose heads and caches lie on two devices; as JSON.
 """
 
 import json
@@ -36,14 +36,26 @@ jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
-def play(model):
+def play(policy):
     tasks = [make_task(i) for i in range(3)]
     groups = run_episodes(
-        tasks, [make_prompt(t) for t in tasks], EnginePolicy(model, ALL_BUT_PHRASES, ROLLOUT),
+        tasks, [make_prompt(t) for t in tasks], policy,
         ToyTools(), TOKENIZER, CONFIG, ROLLOUT, search_config(), seed=1, step=0, group_size=4,
         regime="agent", temperature=0.7, query_choice="random", policy_name="toy",
     )  # fmt: skip
     return sum(groups, [])
+
+
+def divergence(episodes, others):
+    """Share of tokens behind the first difference of two episodes, over all sampled tokens."""
+    lost = total = 0
+    for one, other in zip(episodes, others, strict=True):
+        sampled = np.flatnonzero(one.loss_mask)
+        total += len(sampled)
+        size = min(len(one.ids), len(other.ids))
+        same = int(np.cumprod(one.ids[:size] == other.ids[:size]).sum())
+        lost += int((sampled >= same).sum())
+    return lost / total
 
 
 def scores(model, episode):
@@ -62,22 +74,42 @@ def scores(model, episode):
 
 
 ROLLOUT = rollout_config(budget=400)
-mesh = make_mesh(ConfigDict({"data": 1, "fsdp": 4, "tensor": 2}))
 graphdef, params = nnx.split(MODEL)
-spread = nnx.merge(graphdef, place_params(params, mesh))
-episodes, other = play(MODEL), play(spread)
+
+
+def spread_over(**axes):
+    mesh = make_mesh(ConfigDict(axes), jax.devices()[: int(np.prod(list(axes.values())))])
+    return nnx.merge(graphdef, place_params(params, mesh))
+
+
+on_eight = spread_over(data=1, fsdp=4, tensor=2)
+one, eight, two = (
+    EnginePolicy(m, ALL_BUT_PHRASES, ROLLOUT)
+    for m in (MODEL, on_eight, spread_over(data=1, fsdp=1, tensor=2))
+)
+episodes, on_mesh, on_pair = play(one), play(eight), play(two)
 chosen = sorted(episodes, key=lambda e: len(e.ids))[-3:]
-gaps = [np.abs(scores(MODEL, e) - scores(spread, e)).max() for e in chosen]
-recorded = [np.abs(scores(spread, e) - e.sampler_logps[e.loss_mask == 1]).max() for e in chosen]
-is_other = [not np.array_equal(a.ids, b.ids) for a, b in zip(episodes, other, strict=True)]
+cache = two.engine._state.cache.k
+same = [(a, b) for a, b in zip(episodes, on_pair) if np.array_equal(a.ids, b.ids)]
 print(
     json.dumps(
         {
-            "devices": mesh.size,
-            "gap": float(max(gaps)),
-            "recorded_gap": float(max(recorded)),
-            "divergence_rate": float(np.mean(is_other)),
+            "devices": len(jax.devices()),
+            "gap": float(max(np.abs(scores(MODEL, e) - scores(on_eight, e)).max() for e in chosen)),
+            "recorded_gap": float(
+                max(
+                    np.abs(scores(on_eight, e) - e.sampler_logps[e.loss_mask == 1]).max()
+                    for e in chosen
+                )
+            ),
             "episodes": len(episodes),
+            "sampled": int(sum(e.loss_mask.sum() for e in episodes)),
+            "divergence_rate": divergence(episodes, on_mesh),
+            "pair_same": len(same),
+            "pair_gap": float(
+                max(np.abs(a.sampler_logps - b.sampler_logps).max() for a, b in same)
+            ),
+            "pair_heads": [shard.data.shape[2] for shard in cache.addressable_shards],
         }
     )
 )
