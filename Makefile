@@ -1,10 +1,11 @@
 # Two commands do everything on a machine with Python 3.11 and make:
 #   make quickstart   makes .venv, installs, trains the embedded default, shows the result
-#   make test         makes .venv, installs, passes the tests
+#   make test         makes .venv, installs, passes the tests, in WORKERS processes of up to 6 GiB
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN ?= runs/quickstart
+WORKERS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: install quickstart test lint pretrain audit clean
@@ -30,7 +31,7 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.installed-test
 	$(BIN)/python -m ruff check --fix .

@@ -74,17 +74,17 @@ def _import(values: flags.FlagValues, path: str) -> int:
         raise command_line.UsageError("name the questions' pictures: --pictures=FVQA.parquet")
     config = command_line.config_of(values).search
     settings = record_settings(config)
-    pictures = imported.pictures_by_id(values.pictures)
+    keys = imported.picture_keys_by_id(values.pictures)
     # Sources are read whole before the record is touched.
     if values.traces is not None:
         traces = list(read_traces(values.traces))
-        counts = imported.import_traces(SearchRecord(path, "record"), traces, pictures, settings)
+        counts = imported.import_traces(SearchRecord(path, "record"), traces, keys, settings)
     else:
         px = config.thumbnail_px
         limits = {"max_pixels": config.max_picture_pixels, "thumbnail_px": px}
         entries = list(fvqa_cache.read_cache(values.fvqa_cache, **limits))
         counts = imported.import_fvqa_cache(
-            SearchRecord(path, "record"), entries, pictures, settings.image, px
+            SearchRecord(path, "record"), entries, keys, settings.image, px
         )
     record = SearchRecord(path, "replay")
     print(", ".join(f"{name} {count}" for name, count in counts.items()))

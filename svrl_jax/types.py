@@ -186,6 +186,9 @@ class Turn:
       call: the executed tool call, or None.
       items_to_verify: number of items of the latest tool output before this turn; None if no tool
         was called yet. The required mask length.
+      seconds: wall time by the host's clock from the policy's being asked to its turn's being
+        there, what it shared with other episodes' turns included; None where it was not taken, as
+        in imported traces and older records. No two runs agree in it: equality leaves it out.
     """
 
     text: str
@@ -195,6 +198,7 @@ class Turn:
     parsed: ParsedTurn
     call: ToolCall | None = None
     items_to_verify: int | None = None
+    seconds: float | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

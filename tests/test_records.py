@@ -56,7 +56,7 @@ def make_turns():
     broken = ParsedTurn(None, mask=None, violations=("no_action",))
     return (
         Turn("t0", 3, 5, 8, search, call, None),
-        Turn("t1", 8, 9, 9, answer, failed, 2),
+        Turn("t1", 8, 9, 9, answer, failed, 2, 0.125),
         Turn("", 9, 9, 9, broken),
     )
 
@@ -117,6 +117,18 @@ def test_records_come_back_exactly(tmp_path, records):
     for a, b in zip(records, again):
         assert_equal(a, b)
     assert list(record_files(tmp_path)) == [path]
+
+
+def test_turns_of_older_records_have_no_seconds(tmp_path, records):
+    path = write_records(tmp_path, "a", records)
+    header, *lines = map(json.loads, path.read_text().splitlines())
+    for line in lines:
+        for turn in line["episode"]["turns"]:
+            del turn["seconds"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
+    for old, new in zip(read_records(path), records):
+        assert {turn.seconds for turn in old.episode.turns} == {None}
+        assert old.episode.turns == new.episode.turns  # equality leaves times out
 
 
 def test_no_records_come_back_as_none(tmp_path):

@@ -20,8 +20,10 @@ from svrl_jax.types import Episode, TrainBatch
 
 # Fewest rows of a microbatch of single episodes; smaller ones are filled with empty rows.
 MIN_ROWS = 8
-# Shares of a row that its trained tokens are given room for.
-TARGET_SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
+# Shares of a row that its trained tokens are given room for, and the least room: in short rows a
+# program more costs more than the head on a few empty places.
+TARGET_SHARES = (1 / 8, 1 / 4, 1 / 2, 1)
+MIN_TARGETS = 128
 
 # The picture grids are a host value that changes from batch to batch. The update empties them
 # before a batch enters jit (the vision plan carries them as arrays), else every new set would
@@ -190,8 +192,10 @@ def row_bucket(rows: int, most: int, least: int = MIN_ROWS, multiple: int = 1) -
 
 
 def target_bucket(count: int, length: int) -> int:
-    """Room for the trained tokens of a row: the smallest of TARGET_SHARES that holds `count`."""
-    return next(n for share in TARGET_SHARES if (n := int(length * share)) >= count)
+    """Room for the trained tokens of a row: the smallest of TARGET_SHARES that holds `count`, at
+    least MIN_TARGETS, at most the row."""
+    rooms = [min(length, max(MIN_TARGETS, int(length * share))) for share in TARGET_SHARES]
+    return next(room for room in rooms if room >= count)
 
 
 def power_of_two(number: int) -> int:
@@ -321,7 +325,7 @@ class _Writer:
             episode_index=np.zeros(targets, np.int32),
             span_index=np.zeros(targets, np.int32),
             loss_mask=np.zeros(targets, np.float32),
-            advantages=np.zeros(power_of_two(count), np.float32),
+            advantages=np.zeros(power_of_two(max(count, height)), np.float32),
             old_per_token_logps=np.zeros(targets, np.float32),
             ref_per_token_logps=np.zeros(targets, np.float32),
             pixel_values=np.zeros((0, 0), np.float32),

@@ -312,19 +312,22 @@ def gradients(
 
 
 def _padded_pictures(batch: TrainBatch, config) -> tuple[np.ndarray, VisionPlan | None]:
-    """Pads pictures to few shapes: their number to a power of two, at least that of the rows, by
-    pictures of one merged cell, and their patches to a power of two of pad units, at least as many
-    as the largest picture would have in half of the rows. Features of real pictures keep their
-    rows."""
+    """Pads pictures to few shapes: their number to a power of two, at least that of the rows, and
+    their patches to a power of two of pad units, at least as many as if every row had the largest
+    picture. Added pictures are as large as the largest where they fit, so that pictures of one size
+    give one plan however many there are; else of one merged cell. Features of real pictures keep
+    their rows."""
     if not batch.image_grid_thw:
         return np.zeros((0, config.patch_dim), np.float32), None
     merge, count, rows = config.spatial_merge_size, len(batch.image_grid_thw), len(batch.ids)
-    grids = list(batch.image_grid_thw) + [(1, merge, merge)] * (
-        power_of_two(max(rows, count)) - count
-    )
-    sizes = np.prod(grids, axis=1)
-    patches = max(int(sizes.sum()), int(sizes.max()) * rows // 2)
-    total = config.pad_unit * power_of_two(-(-patches // config.pad_unit))
+    grids = list(batch.image_grid_thw)
+    missing = power_of_two(max(rows, count)) - count
+    largest = max(grids, key=np.prod)
+    used, most = int(np.prod(grids, axis=1).sum()), int(np.prod(largest))
+    least = max(used + missing * merge**2, most * rows)
+    total = config.pad_unit * power_of_two(-(-least // config.pad_unit))
+    fits = used + missing * most <= total
+    grids += [largest if fits else (1, merge, merge)] * missing
     padded = np.zeros((total, config.patch_dim), np.float32)
     padded[: len(batch.pixel_values)] = batch.pixel_values
     return padded, plan_vision(np.array(grids), config, pad_patches_to=total)

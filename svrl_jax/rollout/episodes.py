@@ -312,6 +312,7 @@ class Running:
         self.transcript = Transcript(prompt, model_config)
         self.turns: list[Turn] = []
         self._num_sent = 0  # tokens that the policy's context holds
+        self._asked_at = 0.0  # by time.perf_counter
         self._items: tuple[SearchItem, ...] = ()  # of the latest tool output
         self._turn_end = rules.tokenizer.encode(TURN_END)
         # A prompt without room for an answer is over before it begins; the record says so.
@@ -327,6 +328,7 @@ class Running:
         share_key, share_length = self._prompt_index, None
         if self.shared is not None:
             share_key, share_length = self.shared
+        self._asked_at = time.perf_counter()
         return Request(
             slot=slot,
             ids=ids,
@@ -346,6 +348,7 @@ class Running:
 
     def add_turn(self, sampled: SampledTurn) -> None:
         """Reads a sampled turn and decides what comes next: a tool call, or the end."""
+        seconds = time.perf_counter() - self._asked_at
         start = len(self.transcript)
         self.transcript.append_sampled(sampled.ids, sampled.logps)
         self._num_sent = len(self.transcript)
@@ -370,6 +373,7 @@ class Running:
                 end=len(self.transcript),
                 parsed=parsed,
                 items_to_verify=self._items_to_verify(),
+                seconds=seconds,
             )
         )
         self.temperature = self._rules.temperature

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from svrl_jax.data import cells, tables
@@ -41,27 +41,44 @@ class Settings:
 
 
 def pictures_by_id(path: str | os.PathLike) -> dict[str, bytes]:
-    """`data_id` -> picture bytes, of a parquet file in FVQA's row format."""
+    """`data_id` -> picture bytes, of a parquet file in FVQA's row format.
+
+    Raises:
+      ImportedError: it has no row with an id and a picture.
+    """
+    return dict(_pictures(path))
+
+
+def picture_keys_by_id(path: str | os.PathLike) -> dict[str, dict[str, str]]:
+    """`data_id` -> what image searches of its picture are recorded under; no picture is kept.
+
+    Raises:
+      ImportedError: as of `pictures_by_id`.
+    """
+    return {data_id: content_of_picture(picture) for data_id, picture in _pictures(path)}
+
+
+def _pictures(path: str | os.PathLike) -> Iterator[tuple[str, bytes]]:
     path = pathlib.Path(path)
-    found = {}
+    is_empty = True
     for row in tables.rows_of(path):
         if isinstance(row, dict) and row.get("data_id"):
-            found[row["data_id"]] = cells.picture_bytes(row.get("images"), [path.parent])
-    if not found:
+            is_empty = False
+            yield row["data_id"], cells.picture_bytes(row.get("images"), [path.parent])
+    if is_empty:
         raise ImportedError(f"{path} has no row with a data_id and a picture: name FVQA's parquet")
-    return found
 
 
 def import_traces(
     record: SearchRecord,
     traces: Iterable[Trace],
-    pictures: Mapping[str, bytes],
+    picture_keys: Mapping[str, Mapping[str, str]],
     settings: Settings,
 ) -> dict[str, int]:
     """Puts every search and summary of traces into a record.
 
     Args:
-      pictures: `pictures_by_id`'s result; an image search of a trace without one is left out.
+      picture_keys: `picture_keys_by_id`'s result; a trace's image search without one is left out.
     Returns:
       Rows by tool, and `no_picture`: image searches left out.
     """
@@ -75,12 +92,11 @@ def import_traces(
                 content = {"query": fold_query(searched.call.query)}
                 record.put(tool, content, settings.text, found)
                 counts["summary"] += _summaries(record, searched, settings.summary)
-            elif trace.task.id not in pictures:
+            elif trace.task.id not in picture_keys:
                 counts["no_picture"] += 1
                 continue
             else:
-                content = content_of_picture(pictures[trace.task.id])
-                record.put(tool, content, settings.image, found)
+                record.put(tool, picture_keys[trace.task.id], settings.image, found)
             counts[tool] += 1
     return counts
 
@@ -88,7 +104,7 @@ def import_traces(
 def import_fvqa_cache(
     record: SearchRecord,
     entries: Iterable[tuple[str, list[CachedResult]]],
-    pictures: Mapping[str, bytes],
+    picture_keys: Mapping[str, Mapping[str, str]],
     image_settings: Mapping[str, Any],
     thumbnail_px: int,
 ) -> dict[str, int]:
@@ -96,13 +112,13 @@ def import_fvqa_cache(
 
     Args:
       entries: of `fvqa_cache.read_cache`.
-      pictures: `pictures_by_id`'s result; an entry without one is left out.
+      picture_keys: `picture_keys_by_id`'s result; an entry without one is left out.
     Returns:
       Rows by tool, and `no_picture`: entries left out.
     """
     counts = dict.fromkeys(("image_search", "thumbnail", "no_picture"), 0)
     for data_id, results in entries:
-        if data_id not in pictures:
+        if data_id not in picture_keys:
             counts["no_picture"] += 1
             continue
         found = []
@@ -115,7 +131,7 @@ def import_fvqa_cache(
                 record.put("thumbnail", {"link": address}, settings, result.picture)
                 counts["thumbnail"] += 1
             found.append(dataclasses.asdict(Found(result.title, thumbnail_url=address)))
-        record.put("image_search", content_of_picture(pictures[data_id]), image_settings, found)
+        record.put("image_search", picture_keys[data_id], image_settings, found)
         counts["image_search"] += 1
     return counts
 

@@ -137,9 +137,8 @@ class _PageData:
         if one.problem:
             self.problems.append(f"{one.run.name}/{one.name}: {one.problem}")
         vocabulary = self._vocabulary(one.run)
-        for number, record in enumerate(one.records):
-            labels = None if one.labels is None else one.labels[number]
-            entry = make_entry(record, labels, self.scorer, self.pictures)
+        for record, notes in zip(one.records, one.notes, strict=True):
+            entry = make_entry(record, notes, self.scorer, self.pictures)
             tokens = None if vocabulary is None else token_view(record, vocabulary)
             model = self._model(one, record)
             task = self._task(entry, one)

@@ -18,7 +18,7 @@ from svrl_jax.processing.tokenizer import Tokenizer
 from svrl_jax.records import Record
 from svrl_jax.types import Episode, OracleLabels, Score, Task
 from svrl_jax.viewer.build import page_files, to_json
-from svrl_jax.viewer.entries import make_entry
+from svrl_jax.viewer.entries import Notes, make_entry
 from svrl_jax.viewer.pictures import InlinePictures
 from svrl_jax.viewer.tokens import Vocabulary, token_view
 
@@ -85,7 +85,7 @@ def show(
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer.from_folder(tokenizer)
     pictures = InlinePictures()
-    entry = make_entry(record, labels, scorer, pictures)
+    entry = make_entry(record, Notes(labels), scorer, pictures)
     data = {
         "view": entry.view,
         "task": entry.task,

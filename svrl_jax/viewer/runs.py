@@ -16,11 +16,15 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from svrl_jax.data.traces import read_traces
+from svrl_jax.evals import cases
 from svrl_jax.processing.tokenizer import Tokenizer
 from svrl_jax.protocol.prompts import PromptBuilder
 from svrl_jax.records import Record, RecordError, read_records, record_files
+from svrl_jax.rewards import factors
+from svrl_jax.rewards.judge import Verdict
 from svrl_jax.rollout.imported import episode_of_trace
 from svrl_jax.types import OracleLabels
+from svrl_jax.viewer.entries import Notes
 
 TRAINING_SET = re.compile(r"step_\d+")
 _TRACES_A_SET = 200
@@ -61,14 +65,15 @@ class RecordSet:
       run: they are of it.
       name: file name without suffix.
       records: any number.
-      labels: of `annotate`, one a record, or None where there are none.
-      problem: why it could not be read, then without records; else "".
+      notes: what was said of them later, one a record.
+      problem: why it could not be read, then without records, or why what was said of them could
+        not, then without that; else "".
     """
 
     run: Run
     name: str
     records: list[Record]
-    labels: list[OracleLabels | None] | None = None
+    notes: list[Notes]
     problem: str = ""
 
     @property
@@ -121,7 +126,7 @@ def parse_runs(arguments: list[str] | tuple[str, ...]) -> list[Run]:
 
 def read_sets(run: Run, traces: TraceReader | None) -> Iterator[RecordSet]:
     """Reads a run, set by set. A set that is damaged, or being replaced by a run that goes on,
-    comes without records and says so.
+    comes without records and says so; so does one whose labels or verdicts belong to others.
 
     Args:
       traces: needed for a run of kind `traces`.
@@ -132,9 +137,13 @@ def read_sets(run: Run, traces: TraceReader | None) -> Iterator[RecordSet]:
     for path in run.sets:
         try:
             records = read_records(path, has_pixels=False)
-            yield RecordSet(run, path.stem, records, _read_labels(path, records))
-        except (RecordError, FileNotFoundError, LabelsError) as error:
-            yield RecordSet(run, path.stem, [], problem=str(error))
+        except (RecordError, FileNotFoundError) as error:
+            yield RecordSet(run, path.stem, [], [], str(error))
+            continue
+        try:
+            yield RecordSet(run, path.stem, records, _read_notes(path, records))
+        except NotesError as error:
+            yield RecordSet(run, path.stem, records, [Notes()] * len(records), str(error))
 
 
 def tokenizer_of(run: Run) -> Tokenizer | None:
@@ -153,8 +162,8 @@ def tokenizer_of(run: Run) -> Tokenizer | None:
     return None
 
 
-class LabelsError(ValueError):
-    """A file of labels that does not belong to its records."""
+class NotesError(ValueError):
+    """A file of labels or verdicts that does not belong to its records."""
 
 
 def _name_of(path: pathlib.Path) -> str:
@@ -180,31 +189,52 @@ def _kind_of(path: pathlib.Path) -> str:
     raise ViewError(f"{path} holds neither records nor traces: name a run folder or such a file")
 
 
-def _read_labels(path: pathlib.Path, records: list[Record]) -> list[OracleLabels | None] | None:
-    labels_path = path.with_suffix(".labels.jsonl")
-    if not labels_path.is_file():
-        return None
-    remedy = f"{labels_path} does not belong to {path.name}: annotate the run again"
+def _read_notes(path: pathlib.Path, records: list[Record]) -> list[Notes]:
+    """One a record; empty ones where nobody said anything."""
+    names = [(r.episode.task_id, r.episode.sample) for r in records]
+    labels = _read_beside(path, names, cases.read_labels, ".labels.jsonl", "annotate")
+    verdicts = _read_beside(path, names, cases.read_verdicts, ".verdicts.jsonl", "rescore")
     try:
-        lines = [json.loads(x) for x in labels_path.read_text("utf-8").split("\n") if x]
-        found = [_labels_of(line) for line in lines]
-        whose = [(line["task_id"], line["sample"]) for line in lines]
+        notes = [_notes_of(labels.get(n, {}), verdicts.get(n, {})) for n in names]
+        for record, note in zip(records, notes, strict=True):
+            if note.labels is not None and note.labels.answered:
+                factors.mask_agreements(record.episode, note.labels)  # or they are of another
     except (ValueError, KeyError, TypeError) as error:
-        raise LabelsError(remedy) from error
-    if whose != [(r.episode.task_id, r.episode.sample) for r in records]:
-        raise LabelsError(remedy)
+        raise NotesError(_strange(path, ".labels.jsonl", "annotate")) from error
+    return notes
+
+
+def _read_beside(path, names, read, suffix: str, remedy: str) -> dict[tuple[str, int], Any]:
+    """What `read` finds beside a set; all of it is of the set's own episodes."""
+    try:
+        found = read(path)
+    except (ValueError, KeyError, TypeError) as error:
+        raise NotesError(_strange(path, suffix, remedy)) from error
+    if found.keys() - set(names):
+        raise NotesError(_strange(path, suffix, remedy))
     return found
 
 
-def _labels_of(line: dict[str, Any]) -> OracleLabels | None:
-    """None where only a judge of queries has annotated."""
-    if "items" not in line:
-        return None
-    return OracleLabels(
-        items=tuple(tuple(x) for x in line["items"]),
-        queries=tuple(line["queries"]),
-        proposals=tuple(tuple(x) for x in line["proposals"]),
-        answered=line["answered"],
+def _strange(path: pathlib.Path, suffix: str, remedy: str) -> str:
+    return f"{path.with_suffix(suffix)} does not belong to {path.name}: {remedy} the run again"
+
+
+def _notes_of(line: Mapping[str, Any], verdicts: Mapping[str, Verdict]) -> Notes:
+    """A line of `annotate` may hold an oracle's labels, a judge's of queries, or both."""
+    labels = None
+    if "items" in line:
+        labels = OracleLabels(
+            items=tuple(tuple(x) for x in line["items"]),
+            queries=tuple(line["queries"]),
+            proposals=tuple(tuple(x) for x in line["proposals"]),
+            answered=line["answered"],
+        )
+    return Notes(
+        labels=labels,
+        oracle=str(line.get("oracle", "")),
+        query_verdicts=tuple(line.get("query_judge", ())),
+        query_judge=str(line.get("query_judge_name", "")),
+        verdicts=tuple(verdicts.values()),
     )
 
 
@@ -226,7 +256,7 @@ def _read_trace_sets(run: Run, reader: TraceReader | None) -> Iterator[RecordSet
         )
         waiting.append(Record(episode, task))
         if len(waiting) == _TRACES_A_SET:
-            yield RecordSet(run, "traces", waiting)
+            yield RecordSet(run, "traces", waiting, [Notes()] * len(waiting))
             waiting = []
     if waiting:
-        yield RecordSet(run, "traces", waiting)
+        yield RecordSet(run, "traces", waiting, [Notes()] * len(waiting))

@@ -76,28 +76,19 @@ def token_view(record: Record, vocabulary: Vocabulary) -> dict[str, Any]:
       or None. spelt: whether texts are text or ids.
     """
     episode = record.episode
-    ids, mask = episode.ids.tolist(), episode.loss_mask.tolist()
+    ids = episode.ids.tolist()
     is_policy = episode.loss_mask == 1
     sampled = episode.sampler_logps[is_policy]
     has_logps = bool(sampled.size and np.any(sampled != 0))
     gaps = None
     if record.per_token_logps is not None and has_logps:
         gaps = record.per_token_logps[is_policy] - sampled
-    texts, counts, masks = [], [], []
-    for text, token, on, previous in zip(
-        vocabulary.spell_all(ids), ids, mask, [None, *ids], strict=False
-    ):
-        if not on and token == previous and masks and not masks[-1]:
-            counts[-1] += 1
-            continue
-        texts.append(text)
-        counts.append(1)
-        masks.append(on)
-    texts, counts, masks = _unfold_short_runs(texts, counts, masks)
+    places, counts = _fold_runs(episode.ids, ~is_policy)
+    texts = vocabulary.spell_all(ids)
     return {
-        "texts": texts,
-        "counts": counts,
-        "mask": masks,
+        "texts": [texts[i] for i in places.tolist()],
+        "counts": counts.tolist(),
+        "mask": episode.loss_mask[places].tolist(),
         "logps": _rounded(sampled) if has_logps else None,
         "gaps": None if gaps is None else _rounded(gaps),
         "advantage": None if record.advantage is None else round(float(record.advantage), 6),
@@ -105,15 +96,18 @@ def token_view(record: Record, vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _unfold_short_runs(texts, counts, masks):
-    """Runs shorter than MIN_RUN are written out again: two line ends in a row are no run."""
-    out: tuple[list, list, list] = ([], [], [])
-    for text, count, on in zip(texts, counts, masks, strict=True):
-        repeats = 1 if count >= MIN_RUN else count
-        out[0].extend([text] * repeats)
-        out[1].extend([count // repeats] * repeats)
-        out[2].extend([on] * repeats)
-    return out
+def _fold_runs(ids: np.ndarray, may_fold: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(places of the entries, tokens that each stands for). Runs shorter than MIN_RUN stay as they
+    are: two line ends in a row are no run.
+    """
+    goes_on = np.zeros(len(ids), bool)
+    goes_on[1:] = (ids[1:] == ids[:-1]) & may_fold[1:] & may_fold[:-1]
+    starts = np.flatnonzero(~goes_on)
+    lengths = np.diff(starts, append=len(ids))
+    run_lengths = np.repeat(lengths, lengths)  # of the run that a token lies in
+    is_long = run_lengths >= MIN_RUN
+    places = np.flatnonzero(~goes_on | ~is_long)
+    return places, np.where(is_long, run_lengths, 1)[places]
 
 
 def _rounded(values: np.ndarray) -> list[float | None]:

@@ -1,9 +1,12 @@
 import dataclasses
+from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
 from svrl_jax.grpo.batch import length_bucket, make_batches, row_bucket, target_bucket
+from svrl_jax.grpo.update import _padded_pictures
 from tests.grpo import tiny
 
 VALID = np.ones((3, 4), bool)
@@ -58,7 +61,7 @@ def test_zero_weight_rows_fill_up_to_a_power_of_two(episodes, advantages, config
     batch = batch_of(episodes, advantages, config)
     assert [m.ids.shape for m in batch.microbatches] == [(8, 40), (8, 16)]
     last, origin = batch.microbatches[-1], batch.minibatches[-1].origins[-1]
-    assert (origin >= 0).sum() == 4 and len(last.advantages) == 4
+    assert (origin >= 0).sum() == 4 and len(last.advantages) == 8
     assert (last.group_id[4:] == -1).all() and not last.loss_mask[4:].any()
 
 
@@ -129,12 +132,40 @@ def test_equal_groups_can_be_left_out_but_still_count_in_the_denominator(
     assert nothing.microbatches == () and nothing.num_equal_groups == 3
 
 
-def test_there_is_room_for_every_trained_token(episodes, advantages, config):
-    for micro in batch_of(episodes, advantages, config).microbatches:
-        assert micro.loss_mask.shape[1] in (2, 4, 5, 8, 10, 12, 20, 30, 16, 40)
-    assert [target_bucket(n, 40) for n in (0, 5, 6, 20, 21, 30, 31, 40)] == [
-        5, 5, 10, 20, 30, 30, 40, 40,
+def test_there_is_room_for_every_trained_token():
+    # Shares of a long row; at least 128 places; never more than the row has.
+    assert [target_bucket(n, 2048) for n in (0, 256, 257, 512, 513, 1024, 1025, 2048)] == [
+        256, 256, 512, 512, 1024, 1024, 2048, 2048,
     ]  # fmt: skip
+    assert [target_bucket(n, 448) for n in (0, 128, 129, 224, 225)] == [128, 128, 224, 224, 448]
+    assert [target_bucket(n, 40) for n in (0, 1, 40)] == [40, 40, 40]
+
+
+@pytest.mark.case("A-J4")
+def test_pictures_of_one_size_have_one_plan_however_many_there_are():
+    """Groups share pictures, so microbatches of as many rows hold different numbers of them."""
+    config = tiny.CONFIG.vision_config
+    shapes = set()
+    for count in range(1, 9):
+        grids = ((1, 4, 4),) * count
+        patches = np.ones((16 * count, config.patch_dim), np.float32)
+        ids = np.zeros((8, 40), np.int32)
+        batch = SimpleNamespace(ids=ids, image_grid_thw=grids, pixel_values=patches)
+        pixels, plan = _padded_pictures(batch, config)
+        shapes.add((pixels.shape, str(jax.tree.map(np.shape, plan))))
+        assert (pixels[: len(patches)] == 1).all() and not pixels[len(patches) :].any()
+    assert len(shapes) == 1
+
+
+def test_padding_pictures_fits_beside_sizes_that_differ():
+    config = tiny.CONFIG.vision_config
+    for sizes in ([(1, 8, 8)] + [(1, 2, 2)] * 8, [(1, 8, 8)] * 9, [(1, 2, 4)] * 3, [(1, 2, 2)]):
+        patches = np.ones((int(np.prod(sizes, axis=1).sum()), config.patch_dim), np.float32)
+        batch = SimpleNamespace(
+            ids=np.zeros((2, 40), np.int32), image_grid_thw=tuple(sizes), pixel_values=patches
+        )
+        pixels, plan = _padded_pictures(batch, config)
+        assert len(pixels) == plan.num_patches >= len(patches)
 
 
 def test_too_long_episode_names_the_keys():

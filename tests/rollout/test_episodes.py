@@ -2,6 +2,7 @@
 
 import collections
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -126,6 +127,24 @@ def test_an_honest_episode_is_written_down_exactly():
     assert text.count(suffix) == 2 and text.endswith(texts[2] + "<|im_end|>\n")
     assert "alpha 1 0" in text and "alpha 1 1" in text
     check(episode)
+
+
+def test_a_turns_seconds_are_its_own_and_leave_equality_alone():
+    texts = [REASON + VERIFY + IMAGE_SEARCH, REASON + MASK2 + ANSWER]
+    waits = iter((0.05, 0.0, 0.0, 0.0))
+
+    def write(view):
+        time.sleep(next(waits))
+        return texts[len(view.turns)]
+
+    start = time.perf_counter()
+    ((slow,),) = run(ScriptedPolicy(write, TOKENIZER), budget=2000, max_turn_tokens=200)
+    whole = time.perf_counter() - start
+    ((quick,),) = run(ScriptedPolicy(write, TOKENIZER), budget=2000, max_turn_tokens=200)
+    first, second = (turn.seconds for turn in slow.turns)
+    assert first >= 0.05 and second > 0 and first + second < whole
+    assert slow.turns[1].seconds != quick.turns[1].seconds
+    assert slow.turns[1] == quick.turns[1] and hash(slow.turns[1]) == hash(quick.turns[1])
 
 
 def test_every_array_has_one_length_and_the_mask_covers_the_policy():

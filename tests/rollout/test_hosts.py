@@ -41,7 +41,7 @@ def test_a_hanging_tool_holds_up_its_own_host_until_the_deadline(hosts):
     (quick, _), (slow, _) = (host["rounds"] for host in hosts)
     assert all(host["is_spread"] for host in hosts)
     assert slow["failed"] > 0 == quick["failed"]
-    assert quick["sampled_s"] < slow["sampled_s"] and slow["sampled_s"] >= 3.0
+    assert quick["sampled_s"] < slow["sampled_s"] and slow["sampled_s"] >= 5.0
     # The first was done and waited at the update until the deadline freed the second.
     assert quick["met_s"] > quick["sampled_s"] + 0.5
     assert quick["total"] == slow["total"] == 4 * 4

@@ -112,7 +112,8 @@ def setting(tmp_path_factory, qwen_folders):
     pictures = imported.pictures_by_id(SAMPLE)
     traces = {t.task.id: t for t in read_traces(TRACES) if t.task.id in pictures}
     record = SearchRecord(path, "record")
-    imported.import_traces(record, traces.values(), pictures, record_settings(config.search))
+    keys = imported.picture_keys_by_id(SAMPLE)
+    imported.import_traces(record, traces.values(), keys, record_settings(config.search))
     tasks = [dataclasses.replace(t.task, picture=pictures[i]) for i, t in traces.items()]
     scripts = {i: [quoted(text) for text, _ in t.turns] for i, t in traces.items()}
     folder = qwen_folders["qwen2_5_vl"]

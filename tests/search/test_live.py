@@ -16,7 +16,7 @@ from svrl_jax.rollout.tools import ToolRunner
 from svrl_jax.search import imported
 from svrl_jax.search.build import chat_model, live_tools, record_settings
 from svrl_jax.search.errors import SearchSetupError, SearchStopped, ToolError
-from svrl_jax.search.record import SearchRecord
+from svrl_jax.search.record import SearchRecord, content_of_picture
 from svrl_jax.types import Task
 from tests.data.published_files import PUBLISHED, picture
 
@@ -197,9 +197,10 @@ def replay(tmp_path_factory):
     config.update({"record_mode": "replay", "record_file": str(path), "image_items": "titles"})
     config.unread_pages = "drop"
     pictures = imported.pictures_by_id(PUBLISHED / "fvqa_sample.parquet")
+    keys = imported.picture_keys_by_id(PUBLISHED / "fvqa_sample.parquet")
     traces = [t for t in read_traces(PUBLISHED / "fvqa_sample_traces.jsonl")]
     counts = imported.import_traces(
-        SearchRecord(path, "record"), traces, pictures, record_settings(config)
+        SearchRecord(path, "record"), traces, keys, record_settings(config)
     )
     assert counts["text_search"] and counts["summary"] == 5 * counts["text_search"]
     return live_tools(config, timeout_s=20), traces, pictures, counts
@@ -227,11 +228,12 @@ def test_real_traces_replay_with_what_the_agent_saw(replay):
 
 def test_an_import_twice_is_one_import(replay, tmp_path):
     _, traces, pictures, counts = replay
+    keys = {data_id: content_of_picture(picture) for data_id, picture in pictures.items()}
     settings = record_settings(get_config().search)
     record = SearchRecord(tmp_path / "r", "record")
-    assert imported.import_traces(record, traces, pictures, settings) == counts
+    assert imported.import_traces(record, traces, keys, settings) == counts
     before = record.snapshot()
-    imported.import_traces(record, traces, pictures, settings)
+    imported.import_traces(record, traces, keys, settings)
     assert record.snapshot() == before
     assert imported.import_traces(record, traces, {}, settings)["no_picture"] > 0
     assert json.loads(next(record.rows())["asked"])

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from svrl_jax.records import Record, write_records
+from svrl_jax.evals import cases
+from svrl_jax.records import Record, read_records, write_records
 from svrl_jax.rewards.audit import scripted_episode
+from svrl_jax.rewards.judge import Verdict
 from svrl_jax.types import OracleLabels, Score, SearchItem, Task, ToolCall
 from svrl_jax.viewer import build, entries, pictures, runs, serve, tokens
 from tests.data.published_files import PUBLISHED
@@ -41,8 +43,9 @@ def record(task=TASK, script=SCRIPT, score=None, **changes) -> Record:
     return Record(dataclasses.replace(episode, **changes), task, score)
 
 
-def entry(one=None, labels=None, scorer="em"):
-    return entries.make_entry(one or record(), labels, scorer, pictures.InlinePictures())
+def entry(one=None, labels=None, scorer="em", **notes):
+    notes = entries.Notes(labels, **notes)
+    return entries.make_entry(one or record(), notes, scorer, pictures.InlinePictures())
 
 
 def index_of(out: pathlib.Path) -> dict:
@@ -80,7 +83,7 @@ def test_the_executed_query_is_marked_and_repeated_ones_too():
     last = entry(one, LABELS).view["turns"][1]["proposals"][-1]
     assert last == {
         "text": "another branch", "executed": True, "duplicate": False, "proposed": False,
-        "good": 1,
+        "good": 1, "judged": None,
     }  # fmt: skip
 
 
@@ -91,7 +94,9 @@ def test_a_recorded_score_counts_and_another_is_said_to_be_ours():
     assert found.view["score"]["r_count"] == 0.8 and found.view["is_labelled"]
     found = entry()
     assert found.line["right"] is True and found.view["score"] is None
-    assert found.view["computed"] == {"r_acc": 1.0, "r_format": 0.0, "scorer": "em"}
+    assert found.view["computed"] == {
+        "r_acc": 1.0, "r_format": 0.0, "scorer": "em", "is_ours": True,
+    }  # fmt: skip
     assert found.line["outputs"] == 0 and found.view["agreement"] is None
 
 
@@ -217,8 +222,60 @@ def test_labels_of_annotate_are_used(tmp_path, capsys):
     assert view(folder, f"--out={tmp_path / 'out'}") == 0
     assert index_of(tmp_path / "out")["episodes"]["outputs"] == [0]
     path.write_text(json.dumps(line | {"task_id": "other"}) + "\n")
-    assert view(folder, f"--out={tmp_path / 'out'}") == 2
-    assert "annotate the run again" in capsys.readouterr().err
+    assert view(folder, f"--out={tmp_path / 'out'}") == 0  # the episodes are shown without them
+    assert index_of(tmp_path / "out")["episodes"]["outputs"] == [0]
+    assert "annotate the run again" in capsys.readouterr().out
+    path.write_text(json.dumps(line | {"queries": []}) + "\n")
+    assert view(folder, f"--out={tmp_path / 'out'}") == 0
+    assert "annotate the run again" in capsys.readouterr().out
+
+
+def test_verdicts_and_query_labels_are_told_beside_what_they_are_about(tmp_path, capsys):
+    folder = run_folder(tmp_path / "run", [record(), record(sample=1)])
+    path = folder / "episodes" / "eval_test.jsonl"
+    records = read_records(path)
+    verdicts = [
+        (Verdict("judge", 0.0, "incorrect"), Verdict("em", 1.0)),
+        (Verdict("judge", None, cause="timeout"), Verdict("em", 1.0)),
+    ]
+    cases.write_verdicts(path, records, verdicts)
+    lines = [
+        {"task_id": "t1", "sample": i, "query_judge": [v], "query_judge_name": "model (12)"}
+        for i, v in enumerate((0, None))
+    ]
+    path.with_suffix(".labels.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    assert view(folder, f"--out={tmp_path / 'out'}") == 0
+    index = index_of(tmp_path / "out")
+    assert index["episodes"]["right"] == [0, -1] and index["problems"] == []  # the first counts
+    [name] = index["chunks"]
+    first, second = value_of(tmp_path / "out" / "data" / f"episodes_{name}.js")["episodes"]
+    assert first["verdicts"] == [
+        {"scorer": "judge", "value": 0.0, "grade": "incorrect", "cause": ""},
+        {"scorer": "em", "value": 1.0, "grade": "", "cause": ""},
+    ]
+    assert first["computed"]["scorer"] == "judge" and not first["computed"]["is_ours"]
+    assert second["verdicts"][0] == {
+        "scorer": "judge", "value": None, "grade": "", "cause": "timeout",
+    }  # fmt: skip
+    judged = [[p["judged"] for p in e["turns"][1]["proposals"]] for e in (first, second)]
+    assert judged == [[None, "poor", *[None] * 3], [None, "no verdict", *[None] * 3]]
+    assert first["query_judge"] == "model (12)" and first["oracle"] == ""
+    cases.write_verdicts(path, [record(sample=9)], verdicts[:1])
+    assert view(folder, f"--out={tmp_path / 'out'}") == 0
+    assert "rescore the run again" in capsys.readouterr().out
+
+
+def test_seconds_of_turns_are_there_or_absent():
+    assert [t["seconds"] for t in entry().view["turns"]] == [None] * 3
+    assert entry().view["turn_seconds"] is None
+    one = record()
+    turns = tuple(
+        dataclasses.replace(t, seconds=s)
+        for t, s in zip(one.episode.turns, (0.25, None, 1.5), strict=True)
+    )
+    found = entry(dataclasses.replace(one, episode=dataclasses.replace(one.episode, turns=turns)))
+    assert [t["seconds"] for t in found.view["turns"]] == [0.25, None, 1.5]
+    assert found.view["turn_seconds"] == 1.75
 
 
 def test_a_set_that_cannot_be_read_is_told_and_left_out(tmp_path, capsys):

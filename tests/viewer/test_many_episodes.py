@@ -1,6 +1,7 @@
 """5,000 questions of 3 models with pictures: how soon the page paints, and how fast it filters."""
 
 import dataclasses
+import os
 import statistics
 
 import pytest
@@ -20,21 +21,29 @@ def large_page(tmp_path_factory):
     """Copies of a small episode under 5,000 questions, each with a picture of its own."""
     folder = tmp_path_factory.mktemp("large")
     small = record()
+    encoded = [
+        samples.encoded((i % 251, i // 251 * 12, 90), (240, 160)) for i in range(NUM_QUESTIONS)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)  # they need not outlive a power cut
+        write_runs(folder, small, encoded)
+    assert view(*(folder / m for m in MODELS), f"--out={folder / 'out'}") == 0
+    return folder / "out"
+
+
+def write_runs(folder, small, pictures):
     for number, model in enumerate(MODELS):
         for part in range(0, NUM_QUESTIONS, 500):
             records = []
             for i in range(part, part + 500):
-                colour = (i % 251, i // 251 * 12, 90)
                 task = dataclasses.replace(
                     small.task, id=f"q{i}", question=f"Which river is number {i}?",
-                    picture=samples.encoded(colour, (240, 160)),
+                    picture=pictures[i],
                     golds=("Nile",) if (i + number) % 3 else ("Rhine",),
                 )  # fmt: skip
                 episode = dataclasses.replace(small.episode, task_id=f"q{i}", policy=model)
                 records.append(dataclasses.replace(small, episode=episode, task=task))
             write_records(folder / model / "episodes", f"eval_{part:05d}", records)
-    assert view(*(folder / m for m in MODELS), f"--out={folder / 'out'}") == 0
-    return folder / "out"
 
 
 def test_paints_and_filters_in_time(opener, large_page, capsys):

@@ -105,20 +105,26 @@ def plan_vision(
     longest = max(map(len, frames))
     position_hw = np.concatenate([_positions(grid, merge) for grid in grids])
     bucket = pad_patches_to is not None
-    windows = taps = None
-    if isinstance(vision_config, VisionConfig):
-        windows = _window_segments(grids, first, real, total, vision_config, bucket)
-    else:
-        taps = _taps(grids, position_hw, total, vision_config.positions_per_side)
     # Pieces as long as the longest frame: shorter ones would each be padded to its length, and full
     # attention over a padded large picture would cost that many times too much.
     padded = frames + _pieces(np.arange(real, total), longest)
+    whole = _segments(padded, _power_of_two(longest) if bucket else longest, total, bucket)
+    windows = taps = None
+    same_segments = True
+    if isinstance(vision_config, VisionConfig):
+        cut = _window_rows(grids, first, vision_config)
+        same_segments = len(cut) == len(frames)
+        cut += _pieces(np.arange(real, total), vision_config.pad_unit)
+        width = vision_config.pad_unit if bucket else max(map(len, cut))
+        windows = whole if same_segments else _segments(cut, width, total, bucket)
+    else:
+        taps = _taps(grids, position_hw, total, vision_config.positions_per_side)
     return VisionPlan(
         position_hw=np.pad(position_hw, ((0, total - real), (0, 0))).astype(np.int32),
         windows=windows,
-        frames=_segments(padded, _power_of_two(longest) if bucket else longest, total, bucket),
+        frames=whole,
         taps=taps,
-        same_segments=windows is None or (not bucket and len(windows.patch) == len(frames)),
+        same_segments=same_segments,
     )
 
 
@@ -146,15 +152,11 @@ def _pieces(rows: np.ndarray, length: int) -> list[np.ndarray]:
     return [rows[i : i + length] for i in range(0, len(rows), length)]
 
 
-def _window_segments(
-    grids: np.ndarray, first: np.ndarray, real: int, total: int, config: VisionConfig, bucket: bool
-) -> Segments:
+def _window_rows(grids: np.ndarray, first: np.ndarray, config: VisionConfig) -> list[np.ndarray]:
+    """Patch rows of each window of all pictures."""
     merge = config.spatial_merge_size
     side = config.window_size // merge // config.patch_size  # merged cells
-    windows = [s + w for s, grid in zip(first, grids) for w in _windows(grid, merge, side)]
-    windows += _pieces(np.arange(real, total), config.pad_unit)
-    width = config.pad_unit if bucket else max(map(len, windows))
-    return _segments(windows, width, total, bucket)
+    return [s + w for s, grid in zip(first, grids) for w in _windows(grid, merge, side)]
 
 
 def _windows(grid: np.ndarray, merge: int, side: int) -> list[np.ndarray]:

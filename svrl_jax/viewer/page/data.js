@@ -10,6 +10,7 @@ const svrlViewer = {};
   const SCHEMA = 1;
   const NAME = /^(?:episodes|tokens)_[0-9a-f]{20}$/;
   const KEPT_CHUNKS = 24;
+  const LABEL_CHARS = 120;
 
   const waiting = new Map(); // name -> {promise, resolve, reject}
   const kept = new Map(); // name -> value, oldest first
@@ -70,6 +71,8 @@ const svrlViewer = {};
       Object.assign(this, value);
       this.count = this.episodes.task.length;
       this.byTask = this.tasks.map(() => []); // question -> numbers of its episodes
+      this.haystacks = new Array(this.tasks.length); // question -> text to search, once it is made
+      this.labels = this.models.map((_, number) => svrlViewer.spelled(svrlViewer.cut(this.rawLabel(number), LABEL_CHARS)));
       for (let e = 0; e < this.count; e++) this.byTask[this.episodes.task[e]].push(e);
       this.taskOfId = new Map(this.tasks.map((task, number) => [task.id, number]));
       this.modelOfKey = new Map(this.models.map((model, number) => [model.key, number]));
@@ -80,7 +83,7 @@ const svrlViewer = {};
 
     /** Name of a model's column; what all models share is left out. Hidden characters are spelt. */
     label(number) {
-      return svrlViewer.spelled(this.rawLabel(number));
+      return this.labels[number];
     }
 
     rawLabel(number) {

@@ -2,8 +2,9 @@
 "use strict";
 
 (function () {
-  const { el, icon, outside, picture, number, plural } = svrlViewer;
-  const SPARE_ROWS = 4; // above and below what is seen
+  const { el, icon, outside, picture, number, grouped, plural } = svrlViewer;
+  const SPARE_ROWS = 8; // above and below what is seen
+  const KEPT_ROWS = 400;
   const WIDE_CHIPS = 3; // with more models a chip is its sign alone
 
   svrlViewer.List = class {
@@ -15,30 +16,49 @@
       this.tasks = [];
       this.episodes = new Map();
       this.current = null;
+      this.kept = new Map(); // question -> {row, episodes}, drawn before
       this.rows = el("ol", { class: "rows" });
       scroller.replaceChildren(this.rows);
-      scroller.addEventListener("scroll", () => this.draw(), { passive: true });
-      new ResizeObserver(() => this.draw(true)).observe(scroller);
+      // Sizes are read where they change, never in between: reading them costs a layout.
+      this.rowHeight = parseFloat(getComputedStyle(scroller).getPropertyValue("--row-height"));
+      this.height = scroller.clientHeight;
+      this.top = 0;
+      scroller.addEventListener("scroll", () => {
+        this.top = scroller.scrollTop;
+        this.draw();
+      }, { passive: true });
+      new ResizeObserver(() => {
+        this.height = scroller.clientHeight;
+        this.draw();
+      }).observe(scroller);
     }
 
-    show({ tasks, episodes }) {
+    /** Shows other questions, from their top or where `current` is. */
+    show({ tasks, episodes }, current) {
+      const isOther = tasks.length !== this.tasks.length || tasks.some((task, i) => task !== this.tasks[i]);
       this.tasks = tasks;
       this.episodes = episodes;
-      this.rows.style.height = `${tasks.length * this.rowHeight()}px`;
-      this.draw(true);
+      this.rows.style.height = `${tasks.length * this.rowHeight}px`;
+      if (isOther) this.scrollTo(0);
+      this.mark(current);
     }
 
     /** Marks the question that is open and brings it into sight. */
-    mark(task) {
-      this.current = task;
-      const place = this.tasks.indexOf(task);
+    mark(current) {
+      this.current = current;
+      const place = this.tasks.indexOf(current);
       if (place >= 0) {
-        const [top, height] = [place * this.rowHeight(), this.rowHeight()];
-        const { scrollTop, clientHeight } = this.scroller;
-        if (top < scrollTop) this.scroller.scrollTop = top;
-        else if (top + height > scrollTop + clientHeight) this.scroller.scrollTop = top + height - clientHeight;
+        const top = place * this.rowHeight;
+        if (top < this.top) this.scrollTo(top);
+        else if (top + this.rowHeight > this.top + this.height) this.scrollTo(top + this.rowHeight - this.height);
       }
       this.draw(true);
+    }
+
+    scrollTo(top) {
+      if (top === this.top) return;
+      this.top = top;
+      this.scroller.scrollTop = top;
     }
 
     /** The question `by` places behind the current one; the first if there is none. */
@@ -48,42 +68,47 @@
       return this.tasks[Math.min(Math.max(place + by, 0), this.tasks.length - 1)];
     }
 
-    rowHeight() {
-      return parseFloat(getComputedStyle(this.scroller).getPropertyValue("--row-height")) || 84;
-    }
-
     draw(anew = false) {
-      const height = this.rowHeight();
-      const first = Math.max(0, Math.floor(this.scroller.scrollTop / height) - SPARE_ROWS);
-      const seen = Math.ceil(this.scroller.clientHeight / height) + 2 * SPARE_ROWS;
-      const last = Math.min(this.tasks.length, first + seen);
+      const first = Math.max(0, Math.floor(this.top / this.rowHeight) - SPARE_ROWS);
+      const last = Math.min(this.tasks.length, Math.ceil((this.top + this.height) / this.rowHeight) + SPARE_ROWS);
       if (!anew && first === this.first && last === this.last) return;
       [this.first, this.last] = [first, last];
-      const focused = document.activeElement?.closest?.(".row")?.dataset.task;
+      const focused = document.activeElement?.closest?.(".row");
       const rows = [];
-      for (let place = first; place < last; place++) rows.push(this.row(place, height));
+      for (let place = first; place < last; place++) rows.push(this.row(place));
       this.rows.replaceChildren(...rows);
-      if (focused !== undefined) {
-        this.rows.querySelector(`[data-task="${Number(focused)}"] a`)?.focus({ preventScroll: true });
-      }
+      if (focused?.isConnected) focused.firstElementChild.focus({ preventScroll: true });
     }
 
-    row(place, height) {
-      const number_ = this.tasks[place];
+    /** A row at its place; one that was drawn before of the same episodes is used again. */
+    row(place) {
+      const task = this.tasks[place];
+      const episodes = this.episodes.get(task);
+      let kept = this.kept.get(task);
+      if (kept?.episodes !== episodes) {
+        kept = { episodes, row: this.newRow(task) };
+        this.kept.delete(task);
+        this.kept.set(task, kept);
+        if (this.kept.size > KEPT_ROWS) this.kept.delete(this.kept.keys().next().value);
+      }
+      const anchor = kept.row.firstElementChild;
+      anchor.href = this.addressOf(this.index.tasks[task].id);
+      if (task === this.current) anchor.setAttribute("aria-current", "true");
+      else anchor.removeAttribute("aria-current");
+      kept.row.style.top = `${place * this.rowHeight}px`;
+      kept.row.ariaPosInSet = place + 1;
+      kept.row.ariaSetSize = this.tasks.length;
+      return kept.row;
+    }
+
+    newRow(number_) {
       const task = this.index.tasks[number_];
-      const isCurrent = number_ === this.current;
-      const anchor = el("a", { "aria-current": isCurrent ? "true" : null },
+      const anchor = el("a", {},
         picture(task.picture, "small", ""),
         el("span", { class: "row-text" },
           el("span", { class: "row-question" }, task.question ? outside(task.question) : "(question not recorded)"),
-          el("span", { class: "chips" }, this.chips(number_))));
-      anchor.href = this.addressOf(task.id);
-      const row = el("li", {
-        class: "row", "data-task": String(number_),
-        "aria-posinset": place + 1, "aria-setsize": this.tasks.length,
-      }, anchor);
-      row.style.top = `${place * height}px`;
-      return row;
+          this.chips(number_)));
+      return el("li", { class: "row", "data-task": String(number_) }, anchor);
     }
 
     /** Result, tools and reward of each model that faced the question. */
@@ -95,7 +120,9 @@
         byModel.get(model).push(e);
       }
       const models = [...byModel.keys()].sort((a, b) => a - b);
-      return models.map((model) => this.chip(model, byModel.get(model), models.length > WIDE_CHIPS));
+      const isNarrow = models.length > WIDE_CHIPS;
+      return el("span", { class: isNarrow ? "chips narrow" : "chips" },
+        models.map((model) => this.chip(model, byModel.get(model), isNarrow)));
     }
 
     chip(model, episodes, isNarrow) {
@@ -112,7 +139,7 @@
         tools & 1 ? "image search" : "", tools & 2 ? "text search" : "", tools ? "" : "no search",
         reward === null ? "" : `reward ${number(reward)}`,
       ].filter(Boolean).join(", ");
-      return el("span", { class: `chip ${verdict}${isNarrow ? " narrow" : ""}`, title: spoken },
+      return el("span", { class: `chip ${verdict}`, title: spoken },
         el("span", { class: "visually-hidden" }, `${spoken}. `),
         el("span", { class: "chip-body", "aria-hidden": "true" },
           el("b", {}, String(model + 1)), icon(verdict),
@@ -126,5 +153,5 @@
   svrlViewer.countText = (selection, index) =>
     selection.tasks.length === index.tasks.length
       ? plural(index.tasks.length, "question")
-      : `${selection.tasks.length.toLocaleString("en")} of ${plural(index.tasks.length, "question")}`;
+      : `${grouped(selection.tasks.length)} of ${plural(index.tasks.length, "question")}`;
 })();

@@ -22,9 +22,10 @@
     let state = route.parse(location.hash);
     let selection = null;
     let selected = "";
+    let writing = 0; // number of the frame that the address waits for
 
     const list = new svrlViewer.List(index, byId("list"), (task) => route.format({ ...state, task, at: null }));
-    const filters = new svrlViewer.Filters(index, byId("filters"), (patch) => go(patch, true));
+    const filters = new svrlViewer.Filters(index, byId("filters"), filter);
     const strip = new svrlViewer.Strip(index, byId("strip"), (step) => go({ step }, true));
     const question = new svrlViewer.Question(index, byId("question"), (patch) => go(patch, true), move);
 
@@ -37,6 +38,14 @@
       draw();
     }
 
+    /** As `go`, but what passes is on the screen before the address, which takes its time. */
+    function filter(patch) {
+      state = { ...state, ...patch };
+      draw();
+      cancelAnimationFrame(writing);
+      writing = requestAnimationFrame(() => setTimeout(() => history.replaceState(null, "", route.format(state))));
+    }
+
     function move(by) {
       const task = list.neighbour(by);
       if (task !== undefined) go({ task: index.tasks[task].id, at: state.at === null ? null : 1 });
@@ -44,18 +53,21 @@
 
     function draw() {
       const { q, right, model, searched, end, agree, free, flips, sort, step } = state;
+      const current = state.task === null ? null : index.taskOfId.get(state.task) ?? null;
       const wanted = JSON.stringify([q, right, model, searched, end, agree, free, flips, sort, step]);
       if (wanted !== selected) {
         selected = wanted;
         selection = svrlViewer.select(index, state);
-        list.show(selection);
+        list.show(selection, current);
         strip.show(selection, state);
         byId("count").textContent = svrlViewer.countText(selection, index);
+      } else if (current !== list.current) {
+        list.mark(current);
       }
       filters.show(state);
-      document.body.dataset.view = state.task === null ? "list" : "question";
-      list.mark(state.task === null ? null : index.taskOfId.get(state.task) ?? null);
-      return question.show(state);
+      const place = state.task === null ? "list" : "question";
+      if (document.body.dataset.view !== place) document.body.dataset.view = place;
+      question.show(state);
     }
 
     window.addEventListener("popstate", () => {
@@ -116,6 +128,7 @@
     keysDialog();
     draw();
     document.body.dataset.ready = "yes";
+    svrlViewer.prepareSearch(index);
   });
 
   function keysDialog() {

@@ -2,18 +2,26 @@
 "use strict";
 
 (function () {
-  const { el, icon, outside, passage, picture, plural } = svrlViewer;
+  const { el, outside, brief, passage, picture, grouped, plural } = svrlViewer;
   const QUESTION_CHARS = 2000;
   const MAX_COLUMNS = 6;
+  const MAX_COMPARED = 2e6; // pairs of turns
+  const MANY_STEPS = 60; // drawn at once; a button brings more
 
   /** Turns of several episodes as rows: turns of one kind share a row, in an order that all keep.
    *
    * `kinds` holds the actions of each column; a row holds the turn's number in each column, or null.
-   * Columns are merged one by one along their longest common subsequence.
+   * Columns are merged one by one along their longest common subsequence; where that would take a
+   * while, turns of one number share a row.
    */
   function align(kinds) {
     let rows = [];
     kinds.forEach((column, c) => {
+      const emptyRow = (j) => ({ kind: column[j], turns: kinds.map((_, k) => (k === c ? j : null)) });
+      if (rows.length * column.length > MAX_COMPARED) {
+        column.forEach((_, j) => (rows[j] ? (rows[j].turns[c] = j) : rows.push(emptyRow(j))));
+        return;
+      }
       const lengths = common(rows.map((row) => row.kind), column);
       const merged = [];
       let [i, j] = [0, 0];
@@ -25,8 +33,7 @@
         } else if (j >= column.length || (i < rows.length && lengths[i + 1][j] >= lengths[i][j + 1])) {
           merged.push(rows[i++]);
         } else {
-          merged.push({ kind: column[j], turns: kinds.map((_, k) => (k === c ? j : null)) });
-          j++;
+          merged.push(emptyRow(j++));
         }
       }
       rows = merged;
@@ -80,18 +87,23 @@
     constructor(index, article, go, move) {
       Object.assign(this, { index, article, go, move });
       this.rowCount = 0;
+      this.limit = MANY_STEPS; // of the steps drawn
       this.turn = 0; // counts draws, so that a slow one does not overwrite a later one
     }
 
     async show(state) {
       const { index } = this;
-      const turn = ++this.turn;
+      if (state.task !== this.state?.task) this.limit = MANY_STEPS;
       this.state = state;
+      const wanted = JSON.stringify([state.task, state.models, state.picks, state.step, state.at, state.tokens, this.limit]);
+      if (wanted === this.shown) return undefined; // only filters have changed
+      this.shown = wanted;
+      const turn = ++this.turn;
       this.rowCount = 0;
       const task = state.task === null ? undefined : index.taskOfId.get(state.task);
       if (state.task === null) return this.fill(this.welcome());
       if (task === undefined) {
-        return this.fill(el("p", { class: "hint" }, "This page holds no question called ", outside(state.task.slice(0, 200)), "."));
+        return this.fill(el("p", { class: "hint" }, "This page holds no question called ", brief(state.task, 200), "."));
       }
       const { present, columns } = choose(index, state, task);
       let found;
@@ -102,8 +114,9 @@
           tokens = await Promise.all(columns.map((c) => (c.episode === undefined ? null : index.tokens(c.episode))));
         }
       } catch (error) {
-        if (turn === this.turn) this.fill(el("p", { class: "failed", role: "alert" }, error.message));
-        return undefined;
+        if (turn !== this.turn) return undefined;
+        this.shown = null; // the next change tries again
+        return this.fill(el("p", { class: "failed", role: "alert" }, error.message));
       }
       if (turn !== this.turn) return undefined;
       columns.forEach((column, i) => Object.assign(column, { found: found[i], tokens: tokens[i] }));
@@ -135,9 +148,9 @@
           el("ul", {}, index.problems.map((p) => el("li", {}, passage(p, 300))))) : null);
     }
 
-    header(task, brief) {
+    header(task, known) {
       const step = (by, label, key) => el("button", { type: "button", class: "plain", id: `go${by}`, click: () => this.move(by) }, label, " ", el("kbd", {}, key));
-      const image = task.picture ?? brief.picture;
+      const image = task.picture ?? known.picture;
       return el("header", { class: "question-head" },
         el("nav", { class: "question-nav", "aria-label": "Questions" },
           el("button", { type: "button", class: "plain back", id: "back", click: () => this.go({ task: null, at: null }) }, "All questions"),
@@ -146,14 +159,18 @@
           image ? this.image(image) : null,
           el("div", {},
             el("h2", {}, task.question ? passage(task.question, QUESTION_CHARS) : "(question not recorded)"),
-            el("p", { class: "facts" }, [task.source, task.category, task.id].filter(Boolean).map((t) => el("span", { class: "fact" }, outside(t.slice(0, 200)))))))); 
+            el("p", { class: "facts" }, [task.source, task.category, task.id].filter(Boolean).map((t) => el("span", { class: "fact" }, brief(t, 200))))))); 
     }
 
     image(reference) {
       if (reference.problem) return picture(reference, "large", "");
       const button = el("button", {
         type: "button", class: "enlarge", id: "enlarge", "aria-pressed": "false", title: "Larger or smaller",
-        click: () => button.setAttribute("aria-pressed", String(button.classList.toggle("large"))),
+        click: () => {
+          const isLarge = button.classList.toggle("large");
+          button.parentElement.classList.toggle("picture-large", isLarge);
+          button.setAttribute("aria-pressed", String(isLarge));
+        },
       }, picture(reference, "large", "The question's picture"));
       return button;
     }
@@ -228,21 +245,36 @@
       };
       const when = (row) => (at === null ? "" : row === at ? "now" : row > at ? "later" : "");
       for (const column of columns) grid.append(cell(column, 1, "cell-head", this.columnHead(column)));
-      this.rows.forEach((row, r) => columns.forEach((column, c) => {
+      const first = at === null ? 0 : Math.max(0, at - this.limit);
+      const shown = this.rows.slice(first, first + this.limit);
+      shown.forEach((row, r) => columns.forEach((column, c) => {
         if (!column.found) return;
         const turn = row.turns[c];
         const isEmpty = turn === null || turn === undefined;
-        grid.append(cell(column, r + 2, `${when(r + 1)}${isEmpty ? " empty" : ""}`,
+        grid.append(cell(column, r + 2, `${when(first + r + 1)}${isEmpty ? " empty" : ""}`,
           isEmpty ? el("p", { class: "hint" }, "no such step") : svrlViewer.episode.turn(column.found.view, turn)));
       }));
+      if (shown.length < this.rows.length) grid.append(this.more(first, shown.length));
       for (const column of columns) {
-        const row = this.rows.length + 2;
+        const row = shown.length + 3;
         if (column.found) grid.append(cell(column, row, when(this.rowCount), svrlViewer.episode.outcome(column.found.view, task)));
         if (column.found && this.state.tokens) {
           grid.append(cell(column, row + 1, "", svrlViewer.tokenPanel(column.tokens, this.state.tokens, (tokens) => this.go({ tokens }), `model ${column.model + 1}`)));
         }
       }
       return grid;
+    }
+
+    /** Which of many steps are drawn, and a button for more. */
+    more(first, count) {
+      const button = el("button", { type: "button", class: "plain", id: "more-steps", click: () => {
+        this.limit += MANY_STEPS;
+        this.go({});
+      } }, "Show more");
+      const node = el("div", { class: "more-steps" },
+        el("span", { class: "hint" }, `Steps ${grouped(first + 1)} to ${grouped(first + count)} of ${grouped(this.rows.length)} are drawn.`), button);
+      node.style.gridRow = String(count + 2);
+      return node;
     }
 
     columnHead(column) {

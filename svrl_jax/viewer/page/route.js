@@ -16,7 +16,7 @@
     for (const word of WORDS) state[word] = given.get(word) || "";
     if (path.startsWith("/q/")) {
       try {
-        state.task = decodeURIComponent(path.slice(3));
+        state.task = decodeId(path.slice(3));
       } catch {
         state.task = path.slice(3); // shown as a question that is not there
       }
@@ -40,10 +40,17 @@
     if (state.models.length) query.set("models", state.models.join(","));
     if (state.step !== null) query.set("step", state.step);
     if (state.at !== null) query.set("at", state.at);
-    const path = state.task === null ? "#/" : `#/q/${encodeURIComponent(state.task)}`;
+    const path = state.task === null ? "#/" : `#/q/${encodeId(state.task)}`;
     const text = query.toString();
     return text ? `${path}?${text}` : path;
   }
+
+  // Half a character, which some ids hold, has no code in addresses: it is written %uD800, and no other
+  // letter is written so.
+  const encodeId = (id) =>
+    id.split(/(\p{Cs})/u).map((part) => (/^\p{Cs}$/u.test(part) ? `%u${part.charCodeAt(0).toString(16)}` : encodeURIComponent(part))).join("");
+  const decodeId = (text) =>
+    text.split(/(%u[0-9a-f]{4})/).map((part) => (/^%u/.test(part) ? String.fromCharCode(parseInt(part.slice(2), 16)) : decodeURIComponent(part))).join("");
 
   function splitOnce(text, sign) {
     const place = text.indexOf(sign);

@@ -38,24 +38,19 @@
     return tests.length ? (e) => tests.every((test) => test(e)) : null;
   }
 
-  /** Share right of each model among episodes; a model without a verdict is absent. */
-  function sharesRight(index, episodes) {
-    const sums = new Map();
-    for (const e of episodes) {
-      const right = index.episodes.right[e];
-      if (right < 0) continue;
-      const sum = sums.get(index.episodes.model[e]) || [0, 0];
-      sum[0] += right;
-      sum[1] += 1;
-      sums.set(index.episodes.model[e], sum);
-    }
-    return sums;
-  }
-
+  /** Whether one model is mostly right and another is not; one without a verdict is neither. */
   function isFlip(index, episodes) {
-    const sides = new Set();
-    for (const [right, count] of sharesRight(index, episodes).values()) sides.add(right / count >= 0.5);
-    return sides.size === 2;
+    const { right, model } = index.episodes;
+    const sums = new Map(); // model -> right ones less wrong ones
+    for (const e of episodes) {
+      if (right[e] >= 0) sums.set(model[e], (sums.get(model[e]) ?? 0) + (right[e] ? 1 : -1));
+    }
+    let [some, others] = [false, false];
+    for (const sum of sums.values()) {
+      if (sum >= 0) some = true;
+      else others = true;
+    }
+    return some && others;
   }
 
   function passesRight(index, episodes, wanted) {
@@ -64,14 +59,29 @@
         index.episodes.model[e] === model && index.episodes.right[e] === (verdict === "right" ? 1 : 0)));
   }
 
+  /** What a search looks through, of one question. */
   function haystack(index, task) {
-    if (!index.haystacks) index.haystacks = new Array(index.tasks.length);
     if (index.haystacks[task] === undefined) {
       const { id, question, category, source } = index.tasks[task];
-      const answers = index.byTask[task].map((e) => index.episodes.answer[e]);
-      index.haystacks[task] = [id, question, category, source, ...answers].join("\n").toLowerCase();
+      let text = `${id}\n${question}\n${category}\n${source}`;
+      for (const e of index.byTask[task]) text += `\n${index.episodes.answer[e]}`;
+      index.haystacks[task] = text.toLowerCase();
     }
     return index.haystacks[task];
+  }
+
+  /** Makes the texts of all questions while nothing else is to be done. */
+  function prepareSearch(index) {
+    let task = 0;
+    const go = (deadline) => {
+      while (task < index.tasks.length && deadline.timeRemaining() > 1) {
+        for (const end = Math.min(task + 50, index.tasks.length); task < end; task++) haystack(index, task);
+      }
+      if (task < index.tasks.length) later(go);
+    };
+    // Not every browser knows idle time: there a few questions at a time make no pause that is felt.
+    const later = window.requestIdleCallback ?? ((take) => setTimeout(() => take({ timeRemaining: () => 0 })));
+    later(go);
   }
 
   const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
@@ -126,11 +136,11 @@
     }
   }
 
-  /** Figures of each model over episodes: count, acc, sr, agreement, reward; null where undefined. */
-  function figures(index, episodes) {
+  /** Figures of each model over a selection: count, acc, sr, agreement, reward; null where undefined. */
+  function figures(index, { tasks, episodes }) {
     const columns = index.episodes;
     const sums = index.models.map(() => ({ n: 0, right: 0, judged: 0, searched: 0, agreed: 0, outputs: 0, reward: 0, scored: 0 }));
-    for (const e of episodes) {
+    for (const task of tasks) for (const e of episodes.get(task)) {
       const sum = sums[columns.model[e]];
       sum.n += 1;
       if (columns.right[e] >= 0) {
@@ -156,6 +166,7 @@
   }
 
   svrlViewer.select = select;
+  svrlViewer.prepareSearch = prepareSearch;
   svrlViewer.figures = figures;
   svrlViewer.isAtStep = isAtStep;
 })();

@@ -2,7 +2,7 @@
 "use strict";
 
 (function () {
-  const { el, outside, percent, number, plural } = svrlViewer;
+  const { el, outside, percent, number, plural, grouped } = svrlViewer;
   const SVG = "http://www.w3.org/2000/svg";
   const [WIDTH, HEIGHT] = [220, 36];
 
@@ -12,6 +12,7 @@
       this.index = index;
       this.setStep = setStep;
       this.body = el("tbody");
+      this.rows = index.models.map((_, model) => this.row(model));
       const head = ["Model", "Episodes", "Acc", "SR", "Agreement", "Reward"];
       const table = el("table", { class: "figures" },
         el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col" }, name)))), this.body);
@@ -44,9 +45,8 @@
     /** Draws the figures of a selection. */
     show(selection, state) {
       const { index } = this;
-      const episodes = selection.tasks.flatMap((task) => selection.episodes.get(task));
-      const found = svrlViewer.figures(index, episodes);
-      this.body.replaceChildren(...found.map((figures, model) => this.row(model, figures)));
+      const found = svrlViewer.figures(index, selection);
+      found.forEach((figures, model) => this.rows[model](figures));
       const means = found.map((f, i) => `${i + 1}: ${percent(f.acc)}`).slice(0, 4).join("  ");
       this.summary.textContent = `Figures of ${plural(selection.tasks.length, "question")}`;
       this.summary.append(el("span", { class: "summary-acc" }, `Acc ${means}`));
@@ -59,18 +59,26 @@
       this.drawCurve(state.step);
     }
 
-    row(model, figures) {
-      const bar = (value) => {
-        const filled = el("span", { class: "bar-filled" });
-        filled.style.width = `${100 * (value ?? 0)}%`;
-        return el("td", {}, el("span", { class: "figure" }, percent(value)),
-          el("span", { class: "bar", "aria-hidden": "true" }, filled));
-      };
-      return el("tr", { class: figures.n ? null : "empty" },
+    /** Adds the row of a model; returns what sets its figures. */
+    row(model) {
+      const bars = ["acc", "sr", "agreement"].map((name) => {
+        const [figure, filled] = [el("span", { class: "figure" }), el("span", { class: "bar-filled" })];
+        return { name, figure, filled, cell: el("td", {}, figure, el("span", { class: "bar", "aria-hidden": "true" }, filled)) };
+      });
+      const [episodes, reward] = [el("td", { class: "figure" }), el("td", { class: "figure" })];
+      const row = el("tr", {},
         el("th", { scope: "row" }, el("b", { class: "model-number" }, String(model + 1)), outside(this.index.label(model))),
-        el("td", { class: "figure" }, figures.n.toLocaleString("en")),
-        bar(figures.acc), bar(figures.sr), bar(figures.agreement),
-        el("td", { class: "figure" }, number(figures.reward)));
+        episodes, bars.map((bar) => bar.cell), reward);
+      this.body.append(row);
+      return (figures) => {
+        row.classList.toggle("empty", !figures.n);
+        episodes.textContent = grouped(figures.n);
+        for (const { name, figure, filled } of bars) {
+          figure.textContent = percent(figures[name]);
+          filled.style.width = `${100 * (figures[name] ?? 0)}%`;
+        }
+        reward.textContent = number(figures.reward);
+      };
     }
 
     /** Mean reward of every step, or Acc where nothing was scored; all training models together. */

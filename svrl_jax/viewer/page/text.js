@@ -35,24 +35,38 @@
       else if (ATTRIBUTES.test(name)) node.setAttribute(name, value === true ? "" : value);
       else throw new TypeError(`attribute ${name} is not set here`);
     }
-    node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+    for (const child of children) put(node, child);
     return node;
+  }
+
+  /** Appends a node, a text, or what a list holds of them; null and undefined are nothing. */
+  function put(node, child) {
+    if (Array.isArray(child)) for (const one of child) put(node, one);
+    else if (child !== null && child !== undefined) node.append(child);
   }
 
   /** A drawn sign of 16 px; decoration, what it means stands beside it or in `label`. */
   function icon(name, label = "") {
-    const svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("viewBox", "0 0 16 16");
-    svg.setAttribute("class", `icon icon-${name}${FILLED.has(name) ? " filled" : ""}`);
-    const path = document.createElementNS(SVG, "path");
-    path.setAttribute("d", ICONS[name]);
-    svg.append(path);
+    if (!drawn.has(name)) drawn.set(name, draw(name));
+    const svg = drawn.get(name).cloneNode(true);
     if (label) {
       svg.setAttribute("role", "img");
       svg.setAttribute("aria-label", label);
     } else {
       svg.setAttribute("aria-hidden", "true");
     }
+    return svg;
+  }
+
+  const drawn = new Map(); // sign -> its element, to be copied
+
+  function draw(name) {
+    const svg = document.createElementNS(SVG, "svg");
+    svg.setAttribute("viewBox", "0 0 16 16");
+    svg.setAttribute("class", `icon icon-${name}${FILLED.has(name) ? " filled" : ""}`);
+    const path = document.createElementNS(SVG, "path");
+    path.setAttribute("d", ICONS[name]);
+    svg.append(path);
     return svg;
   }
 
@@ -81,6 +95,12 @@
   /** The same as one string, for places that hold no marks. */
   const spelled = (text) => text.replace(HIDDEN, (c) => `<${codeOf(c)}>`);
 
+  /** The first `limit` characters, none of them torn. */
+  function cut(text, limit) {
+    const start = text.slice(0, limit);
+    return text.length > limit && /[\ud800-\udbff]$/.test(start) ? start.slice(0, -1) : start;
+  }
+
   /** A block of text of others, cut at `limit` characters; a button shows all of it. */
   function passage(text, limit, className = "") {
     const block = el("div", { class: `passage ${className}`.trim() });
@@ -88,8 +108,6 @@
       block.append(outside(text));
       return block;
     }
-    let cut = text.slice(0, limit);
-    if (/[\ud800-\udbff]$/.test(cut)) cut = cut.slice(0, -1);
     const button = el("button", {
       type: "button",
       class: "more",
@@ -99,9 +117,33 @@
         block.tabIndex = 0;
         block.focus({ preventScroll: true });
       },
-    }, `Show all ${text.length.toLocaleString("en")} characters`);
-    block.append(outside(`${cut}…`), button);
+    }, `Show all ${grouped(text.length)} characters`);
+    block.append(outside(`${cut(text, limit)}…`), button);
     return block;
+  }
+
+  /** The start of a text of others, where a name or a word is expected. */
+  function brief(text, limit) {
+    return outside(text.length > limit ? `${cut(text, limit)}…` : text);
+  }
+
+  /** `list` with what `draw(one, place)` makes of the first `limit`; a button brings the others. */
+  function many(list, all, limit, draw) {
+    list.append(...all.slice(0, limit).map(draw));
+    if (all.length <= limit) return list;
+    const button = el("button", {
+      type: "button",
+      class: "more",
+      click: () => {
+        const from = list.children.length;
+        list.append(...all.slice(from, from + limit).map((one, i) => draw(one, from + i)));
+        if (list.children.length === all.length) button.remove();
+        else button.textContent = rest();
+      },
+    });
+    const rest = () => `Show more of ${grouped(all.length)}`;
+    button.textContent = rest();
+    return el("div", {}, list, button);
   }
 
   /** A link if the address is http(s), else the address as text. */
@@ -155,7 +197,9 @@
 
   const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
   const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`);
-  const plural = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
+  // Digits in threes. The browser's own way loads its tables of languages first, which is felt.
+  const grouped = (count) => String(count).replace(/\B(?=(?:\d{3})+$)/g, ",");
+  const plural = (count, one, many = `${one}s`) => `${grouped(count)} ${count === 1 ? one : many}`;
 
-  Object.assign(svrlViewer, { el, icon, outside, spelled, passage, link, picture, number, percent, plural });
+  Object.assign(svrlViewer, { el, icon, outside, spelled, cut, brief, many, passage, link, picture, number, percent, grouped, plural });
 })();

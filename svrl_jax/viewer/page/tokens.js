@@ -2,7 +2,8 @@
 "use strict";
 
 (function () {
-  const { el, spelled, number } = svrlViewer;
+  const { el, spelled, number, grouped } = svrlViewer;
+  const MAX_TOKENS = 40000; // drawn
   const MEASURES = [["mask", "loss mask"], ["logp", "log-prob"], ["gap", "sampler–trainer gap"], ["advantage", "advantage"]];
   // Upper ends of the classes; a value above all is in the last one. Log-probs by size, gaps by size.
   const LOGP_ENDS = [0.1, 0.5, 1, 2, 4];
@@ -50,13 +51,14 @@
     const about = [];
     let place = 0; // of the token in the episode
     let policyPlace = 0;
-    for (let entry = 0; entry < data.texts.length; entry++) {
+    const count = Math.min(data.texts.length, MAX_TOKENS);
+    for (let entry = 0; entry < count; entry++) {
       const style = mark(data, chosen, entry, policyPlace);
-      const count = data.counts[entry];
-      const token = el("span", { class: `tok ${style}` }, visibleToken(data.texts[entry]), count > 1 ? ` ×${count}` : null);
+      const repeats = data.counts[entry];
+      const token = el("span", { class: `tok ${style}` }, visibleToken(data.texts[entry]), repeats > 1 ? ` ×${repeats}` : null);
       tokens.push(token);
       about.push(describe(data, entry, place, policyPlace));
-      place += count;
+      place += repeats;
       if (data.mask[entry]) policyPlace += 1;
     }
     const group = el("div", { class: "token-text", tabindex: "0", role: "group", "aria-label": `Tokens of ${name}` }, tokens);
@@ -82,6 +84,7 @@
       el("button", { type: "button", class: "choice", "aria-pressed": String(key === chosen), click: () => setMeasure(key) }, label)));
     return el("section", { class: "tokens", "aria-label": "Tokens" }, choices, legend(data, chosen),
       data.spelt ? null : el("p", { class: "hint" }, "The policy's tokenizer was not found: ids are shown. --tokenizer=FOLDER names it."),
+      count < data.texts.length ? el("p", { class: "hint" }, `The first ${grouped(place)} tokens are shown.`) : null,
       group, readout);
   };
 
