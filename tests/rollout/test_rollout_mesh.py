@@ -27,7 +27,7 @@ def report():
 
 
 def test_recorded_episodes_score_the_same_on_a_mesh(report, record_property):
-    assert report["devices"] == 8 and report["episodes"] == 12 and report["sampled"] > 50
+    assert report["devices"] == 8 and report["episodes"] == 12 and report["sampled"] > 20
     assert report["gap"] < 1e-5 and report["recorded_gap"] < 1e-5
     # Rounding differs, so a draw near a border may: a rate, not an equality.
     record_property("divergence_rate", report["divergence_rate"])

@@ -141,6 +141,28 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(bench, unbroken, tmp_path):
     assert [r.task for r in records] == [r.task for r in expected]
 
 
+@pytest.mark.case("A-C3")
+def test_deterministic_rollouts_make_a_resumed_run_bit_equal(bench, tmp_path):
+    keys = {"rollout.deterministic": True}
+    whole = train(bench, tmp_path / "whole", 3, **keys)
+    train(bench, tmp_path / "run", 1, **keys)
+    resumed = train(bench, tmp_path / "run", 3, **keys)
+    for a, b in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for found, expected in zip(resumed.lines, whole.lines, strict=True):
+        assert without_times(found) == without_times(expected)
+    for step in range(3):
+        name = f"step_{step:06d}.jsonl"
+        pair = [read_records(done.run.episodes / name) for done in (resumed, whole)]
+        for one, other in zip(*pair, strict=True):
+            assert (one.task.id, one.advantage) == (other.task.id, other.advantage)
+            for array in ("ids", "loss_mask", "positions", "sampler_logps"):
+                np.testing.assert_array_equal(
+                    getattr(one.episode, array), getattr(other.episode, array)
+                )
+            np.testing.assert_array_equal(one.per_token_logps, other.per_token_logps)
+
+
 @pytest.mark.case("A-C1")
 def test_a_half_written_checkpoint_is_passed_over(bench, unbroken, tmp_path):
     shutil.copytree(unbroken.run.path, tmp_path / "run")
