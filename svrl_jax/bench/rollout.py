@@ -245,8 +245,8 @@ class Played:
     Attributes:
       sampled: tokens.
       seconds: of the whole pass.
-      busy_sampled, busy_s: tokens and seconds before fewer episodes were left than there are lanes;
-        what follows is the tail, in which lanes stand empty whatever the tools do.
+      busy_sampled, busy_s: tokens and seconds before no more episodes were left than there are
+        lanes; what follows is the tail, in which nobody takes the lane of one that waits.
     """
 
     sampled: int
@@ -315,7 +315,7 @@ def play(policy: EnginePolicy, workload: Workload, inputs: Inputs) -> Played:
                 continue
             free.append(found.slot)
             num_left -= 1
-            if busy is None and num_left < engine.lanes:
+            if busy is None and num_left <= engine.lanes:
                 busy = sampled, time.perf_counter() - start
     return Played(sampled, time.perf_counter() - start, *busy)
 
@@ -323,7 +323,8 @@ def play(policy: EnginePolicy, workload: Workload, inputs: Inputs) -> Played:
 def measure_tools(model: QwenVL, report: Callable[[str], None]) -> dict:
     """A row for WAITING: tokens a second with slow tools over those with instant ones.
 
-    Both counted until fewer episodes are left than lanes; the tail is a figure of its own.
+    Both counted until no more episodes are left than lanes; the tail is a figure of its own, and so
+    is the share over the whole of both, tails included.
     """
     inputs = make_prompts(WAITING, model.config)
     policy = EnginePolicy(model, banned(model.config), rollout_config(WAITING))
@@ -340,6 +341,7 @@ def measure_tools(model: QwenVL, report: Callable[[str], None]) -> dict:
         "ours_tokens_per_s": rates["slow"],
         "instant_tokens_per_s": rates["instant"],
         "share_of_instant": rates["slow"] / rates["instant"],
+        "share_of_instant_with_tail": played["instant"].seconds / played["slow"].seconds,
         "tail_s": played["slow"].seconds - played["slow"].busy_s,
         "instant_tail_s": played["instant"].seconds - played["instant"].busy_s,
     }
