@@ -84,7 +84,7 @@ def main(name: str) -> dict:
     found = {}
     for layout, length in row_tokens.items():
         config = grpo_config(length, microbatch_rows=1, layout=layout)
-        state, spec = make_update(model, config, whole)
+        state, spec = make_update(model, config, whole, remat="dots")
         found[layout] = [config, state, spec, None, []]
     for _ in range(STEPS + 1):
         for entry in found.values():

@@ -247,7 +247,7 @@ def run_ours(name: str, folder: str) -> dict:
     arrays = dict(np.load(pathlib.Path(folder) / "arrays.npz"))
     episodes = make_episodes(workload, model_config, arrays)
     config = grpo_config(workload.tokens, microbatch_rows=1)
-    state, spec = make_update(model, config, workload.tokens)
+    state, spec = make_update(model, config, workload.tokens, remat="dots")
     del model  # the state has a copy of its parameters
     seconds, first = [], {}
     for _ in range(STEPS + 1):

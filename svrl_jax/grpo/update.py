@@ -36,6 +36,7 @@ from svrl_jax.models.qwen_vl.sharding import (
     place,
     place_params,
 )
+from svrl_jax.models.qwen_vl.vision_plan import few_sizes
 from svrl_jax.protocol.spans import SPANS
 from svrl_jax.types import TrainBatch
 
@@ -313,7 +314,7 @@ def gradients(
 
 def _padded_pictures(batch: TrainBatch, config) -> tuple[np.ndarray, VisionPlan | None]:
     """Pads pictures to few shapes: their number to a power of two, at least that of the rows, and
-    their patches to a power of two of pad units, at least as many as if every row had the largest
+    their patches to a few sizes (`few_sizes`), at least as many as if every row had the largest
     picture. Added pictures are as large as the largest where they fit, so that pictures of one size
     give one plan however many there are; else of one merged cell. Features of real pictures keep
     their rows."""
@@ -325,7 +326,7 @@ def _padded_pictures(batch: TrainBatch, config) -> tuple[np.ndarray, VisionPlan 
     largest = max(grids, key=np.prod)
     used, most = int(np.prod(grids, axis=1).sum()), int(np.prod(largest))
     least = max(used + missing * merge**2, most * rows)
-    total = config.pad_unit * power_of_two(-(-least // config.pad_unit))
+    total = config.pad_unit * few_sizes(-(-least // config.pad_unit))
     fits = used + missing * most <= total
     grids += [largest if fits else (1, merge, merge)] * missing
     padded = np.zeros((total, config.patch_dim), np.float32)

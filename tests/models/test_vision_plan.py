@@ -6,7 +6,7 @@ import torch
 from transformers import vision_utils
 
 from svrl_jax.models.qwen_vl.config import Qwen3VisionConfig, VisionConfig
-from svrl_jax.models.qwen_vl.vision_plan import plan_vision
+from svrl_jax.models.qwen_vl.vision_plan import few_sizes, plan_vision
 
 WINDOWED = VisionConfig(hidden_size=32, num_heads=2, out_hidden_size=64)
 LEARNED = Qwen3VisionConfig(hidden_size=32, num_heads=2, out_hidden_size=64)
@@ -110,3 +110,8 @@ def test_learned_positions_of_every_merged_grid_equal_the_reference():
 def test_grids_that_cannot_be_planned_are_an_error(config, grids, pad, message):
     with pytest.raises(ValueError, match=message):
         plan_vision(np.asarray(grids), config, pad)
+
+
+def test_few_sizes_hold_their_number_and_are_few():
+    sizes = [few_sizes(n) for n in range(1, 25)]
+    assert sizes == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16] + [24] * 8

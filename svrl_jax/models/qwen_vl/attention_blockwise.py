@@ -11,10 +11,13 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from svrl_jax.models.qwen_vl.attention import MASKED_SCORE
+from svrl_jax.models.qwen_vl.layers import ATTENDED
 
-BLOCK = 256
+# Tokens of a block: on a CPU its scores are to stay in the cache.
+BLOCK = {"cpu": 128, "other": 256}
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -25,7 +28,7 @@ def blockwise_attention(
     group_id: jax.Array,
     branch_id: jax.Array,
     causal: bool = True,
-    block: int = BLOCK,
+    block: int | None = None,
 ) -> jax.Array:
     """Softmax attention under the rule of `attention.attention_mask`.
 
@@ -34,7 +37,7 @@ def blockwise_attention(
       k, v: float[B, T, K, H], N a multiple of K.
       group_id, branch_id: int32[B, T].
       causal: False lets a query see later keys too.
-      block: tokens of a block. T need not be a multiple.
+      block: tokens of a block; None chooses by BLOCK. T need not be a multiple.
     Returns:
       float[B, T, N, H] in q's dtype; scores and sums in float32. 0 at padding.
     """
@@ -77,7 +80,8 @@ def _forward(q, k, v, group_id, branch_id, causal, block):
         return out.astype(q.dtype), lse
 
     out, lse = jax.lax.map(row, jnp.arange(blocks.count))
-    out = blocks.joined_queries(out)
+    out = checkpoint_name(blocks.joined_queries(out), ATTENDED)
+    lse = checkpoint_name(lse, ATTENDED)
     return out, (q, k, v, group_id, branch_id, out, lse)
 
 
@@ -131,9 +135,10 @@ blockwise_attention.defvjp(_forward, _backward)
 class _Blocks:
     """Cuts rows into blocks, axis 0 the block's number; puts them together again."""
 
-    def __init__(self, q, k, group_id, branch_id, causal: bool, block: int):
+    def __init__(self, q, k, group_id, branch_id, causal: bool, block: int | None):
         self.causal = causal
         self.length, self.num_kv = q.shape[1], k.shape[2]
+        block = block or BLOCK.get(jax.default_backend(), BLOCK["other"])
         self.block = min(block, self.length)
         self.count = -(-self.length // self.block)
         self.scale = q.shape[-1] ** -0.5

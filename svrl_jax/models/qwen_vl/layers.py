@@ -16,10 +16,15 @@ from flax import nnx
 
 from svrl_jax.models.qwen_vl.sharding import constrain
 
+# What attention over blocks gives its output and its log-sum-exp, which are dear to compute again.
+ATTENDED = "attended"
 # What `scan_layers` keeps for the backward pass; the rest is computed again.
 REMAT = {
     "none": jax.checkpoint_policies.everything_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(ATTENDED),
+    ),
     "layer": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -163,7 +168,8 @@ def scan_layers(
       step: (one layer, carry, x) -> (carry, y).
       xs: pytree of per-layer values, leading layer axis; or None.
       remat: what a layer keeps for the backward pass, one of REMAT: `none` keeps everything, `dots`
-        the results of its matrix products with parameters, `layer` its input alone.
+        the results of its matrix products with parameters and of attention over blocks, `layer` its
+        input alone.
     Returns:
       (carry, ys) as jax.lax.scan.
     """

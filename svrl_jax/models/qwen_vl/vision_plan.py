@@ -26,7 +26,8 @@ class Segments:
     Attributes:
       patch: int32[W, longest], patch row of each place; 0 where the segment is shorter.
       valid: bool[W, longest], False on those places.
-      place: int32[L], flat place (segment * longest + offset) of each patch row.
+      place: int32[L], flat place (segment * longest + offset) of each patch row; 0 for padding
+        rows, which are in no segment and read what the first patch attended to.
       is_plain: patch is 0, 1, 2, ... in order, so that gathering is reshaping. Static.
     """
 
@@ -85,8 +86,8 @@ def plan_vision(
     Args:
       image_grid_thw: int[I, 3], patches (t, h, w) of each picture, in the order of the rows.
       pad_patches_to: L to pad to, a multiple of the config's `pad_unit`. Then the number of
-        segments and the longest frame are rounded up to powers of two as well, so that few shapes
-        are compiled. Padding patches form segments of their own. None: exact shapes.
+        segments and the longest frame are rounded up to few sizes as well (`few_sizes`), so that
+        few shapes are compiled. None: exact shapes.
     Returns:
       A plan of NumPy arrays.
     Raises:
@@ -105,16 +106,12 @@ def plan_vision(
     longest = max(map(len, frames))
     position_hw = np.concatenate([_positions(grid, merge) for grid in grids])
     bucket = pad_patches_to is not None
-    # Pieces as long as the longest frame: shorter ones would each be padded to its length, and full
-    # attention over a padded large picture would cost that many times too much.
-    padded = frames + _pieces(np.arange(real, total), longest)
-    whole = _segments(padded, _power_of_two(longest) if bucket else longest, total, bucket)
+    whole = _segments(frames, few_sizes(longest) if bucket else longest, total, bucket)
     windows = taps = None
     same_segments = True
     if isinstance(vision_config, VisionConfig):
         cut = _window_rows(grids, first, vision_config)
         same_segments = len(cut) == len(frames)
-        cut += _pieces(np.arange(real, total), vision_config.pad_unit)
         width = vision_config.pad_unit if bucket else max(map(len, cut))
         windows = whole if same_segments else _segments(cut, width, total, bucket)
     else:
@@ -145,11 +142,6 @@ def _checked_total(wanted: int, real: int, config: VisionConfig | Qwen3VisionCon
 def _frames(first: int, grid: np.ndarray) -> list[np.ndarray]:
     """Patch rows of each frame of one picture."""
     return np.split(first + np.arange(grid.prod()), grid[0])
-
-
-def _pieces(rows: np.ndarray, length: int) -> list[np.ndarray]:
-    """`rows` cut into pieces of `length`, the last one shorter."""
-    return [rows[i : i + length] for i in range(0, len(rows), length)]
 
 
 def _window_rows(grids: np.ndarray, first: np.ndarray, config: VisionConfig) -> list[np.ndarray]:
@@ -218,6 +210,13 @@ def _segments(rows: list[np.ndarray], width: int, total: int, bucket: bool) -> S
         place[row] = i * width + np.arange(len(row))
     is_plain = count * width == total and bool((patch.reshape(-1) == np.arange(total)).all())
     return Segments(patch, valid, place, is_plain)
+
+
+def few_sizes(number: int) -> int:
+    """Rounds up to 1, 2, 3, 4, 6, 8, 12, 16, 24, ...: by a third at most, where powers of two would
+    all but double a large picture, and its attention four times."""
+    power = 1 << (number - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and number <= power * 3 // 4 else power
 
 
 def _power_of_two(number: int) -> int:
